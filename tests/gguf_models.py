@@ -129,10 +129,12 @@ def _byte_letters() -> list[str]:
     return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
 
 
-def write_gpt2(path: Path, change: Changes = lambda _writer: None, part_tensors: int = 0) -> Path:
+def write_gpt2(
+    path: Path, change: Changes = lambda _writer: None, part_tensors: int = 0, architecture: str = "gpt2"
+) -> Path:
     """Write a GPT-2, which is no Llama-shaped model, in Q8_0. `change` and `part_tensors` are as in `write_llama`."""
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "gpt2", split_max_tensors=part_tensors)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     _write_metadata(writer)
     change(writer)
     writer.add_layer_norm_eps(1e-5)

@@ -21,7 +21,9 @@ from engine.native.formats.gguf.metadata_sizes import check_sizes
 _ROTATION_BASE = 10000.0  # of files that name none
 _ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 # Names of architectures in files where transformers has another one.
-_OTHER_NAMES = ("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2", "t5encoder")
+_OTHER_NAMES = ("qwen2moe", "qwen3moe", "minimax-m2", "t5encoder")
+# transformers 5.23 knows the name, but not the tensors that llama.cpp's converter writes.
+_GPT_OSS = "gpt-oss"
 # Llama 3.1 and later: https://github.com/meta-llama/llama-models, `apply_scaling`. The file has its result only.
 _ORIGINAL_CONTEXT, _LOW_FACTOR, _HIGH_FACTOR = 8192, 1.0, 4.0
 
@@ -42,15 +44,21 @@ def gguf_configuration(source: Path) -> Any:
     return config
 
 
-def _by_transformers(header: GgufHeader, source: Path) -> Any:
-    """Read the configuration of another family, of which transformers knows the keys. Raises ModelUnsupported."""
+def check_read(header: GgufHeader) -> None:
+    """Raise ModelUnsupported unless transformers reads files of an architecture that is not Llama's, from one file."""
+    if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
+        instead = ": use its safetensors files in MXFP4" if header.architecture == _GPT_OSS else ""
+        raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read{instead}")
     if len(header.files) > 1:
         raise ModelUnsupported(
             f"models of {header.architecture} are read from one file, not from {len(header.files)} parts: merge them "
             "with llama-gguf-split --merge"
         )
-    if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
-        raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read")
+
+
+def _by_transformers(header: GgufHeader, source: Path) -> Any:
+    """Read the configuration of another family, of which transformers knows the keys. Raises ModelUnsupported."""
+    check_read(header)
     try:
         return AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
     except KeyError as error:

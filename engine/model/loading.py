@@ -14,6 +14,7 @@ from engine.attention.interface import ATTENTION_NAME, register, tune_by_positio
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
+from engine.model.gguf_configuration import check_read
 from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of, vocabulary_size
 from engine.model.probe import probe
 from engine.model.unsupported import configuration_fault
@@ -67,7 +68,9 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     gguf = gguf_of(folder)
     given: dict[str, Any] = {}
     if gguf:
-        check_sizes(read_header(gguf))
+        header = read_header(gguf)
+        check_read(header)
+        check_sizes(header)
         given = {"gguf_file": gguf.name, "quantization_config": GgufConfig(gguf_file=gguf.name, dequantize=True)}
     try:
         model, found = AutoModelForCausalLM.from_pretrained(

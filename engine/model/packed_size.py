@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from engine.errors import ModelUnsupported
@@ -14,7 +15,7 @@ from engine.native.decoder import runs
 from engine.native.formats.coded import CodedMatrix
 from engine.native.formats.experts import is_of_all_experts
 from engine.native.formats.gguf.file import GgufTensor, gguf_of, quantized_format
-from engine.native.formats.gguf.header import read_header
+from engine.native.formats.gguf.header import TensorPlace, read_header
 from engine.native.formats.stored import (
     HEAD,
     WeightFormat,
@@ -121,7 +122,13 @@ def _matrices(model: Any) -> Iterator[tuple[Any, int]]:
 def _of_file(gguf: Path, stored: str, dense: int) -> PackedSize:
     matrices = [one for one in read_header(gguf).tensors.values() if one.format.decode]
     replaced = sum(prod(one.shape) for one in matrices) * _OTHER_BYTES
-    return _beside(sum(one.size for one in matrices), replaced, dense, stored)
+    return _beside(sum(map(_packed_place, matrices)), replaced, dense, stored)
+
+
+def _packed_place(place: TensorPlace) -> int:
+    """Return the bytes of a matrix in packed form, whose groups may take more bits than in the file."""
+    row = np.zeros((1, place.size // place.shape[0]), np.uint8)
+    return packed_bytes(place.format.grouped(row), place.shape[0])
 
 
 def _beside(packed: int, replaced: int, dense: int, stored: str) -> PackedSize:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from engine.native.formats.coded import ALL, CodedMatrix
@@ -113,8 +114,9 @@ class FileWeights:
             return None
         found = stored.grouped(rows)
         if found:
-            numbers = (one for one in (found.scales, found.minimums) if one is not None)
-            check_finite((name, torch.from_numpy(one)) for one in numbers)
+            with np.errstate(over="ignore"):  # of tables with powers of two
+                largest = found.scales if found.table is None else found.scales * np.float32(found.table.max())
+            check_finite((name, torch.from_numpy(one)) for one in (largest, found.minimums) if one is not None)
         return found
 
     @property

@@ -74,7 +74,7 @@ class GgufTensor:
     def _values(self, raw: Bytes) -> torch.Tensor:
         stored = self._place.format
         if stored.decode:
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 return torch.from_numpy(stored.grouped(raw).dense()).to(self._dtype)
         assert stored.dense is not None
         values = np.ascontiguousarray(raw).view(np.int16 if stored.name == "BF16" else stored.dense)

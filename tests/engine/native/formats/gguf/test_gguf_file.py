@@ -141,6 +141,21 @@ def test_numbers_of_a_file_that_are_not_finite_are_refused_with_their_tensor(tmp
     assert weights.grouped("model.layers.1.mlp.up_proj.weight") is not None
 
 
+@pytest.mark.parametrize("exponent", [252, 253, 255])
+def test_weights_of_mxfp4_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path, exponent: int) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", {"ffn_up": Type.MXFP4})
+    content, place = bytearray(path.read_bytes()), read_header(path).tensors["blk.1.ffn_up.weight"]
+    content[place.offset : place.offset + 2] = exponent, 7  # the largest value
+    path.write_bytes(content)
+    name, weights = "model.layers.1.mlp.up_proj.weight", FileWeights(tmp_path)
+    if exponent == 252:
+        assert weights.grouped(name) is not None
+        return
+    for read in (weights.grouped, weights.tensor):
+        with pytest.raises(ModelUnsupported, match=f"^its tensor {name} has weights that are not finite"):
+            read(name)
+
+
 def test_numbers_that_only_float32_can_hold_are_refused_with_their_tensor(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "tiny.gguf", MIXED)
     content, place = bytearray(path.read_bytes()), read_header(path).tensors["blk.0.attn_norm.weight"]
