@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from engine.native.formats import coded
-from engine.native.formats.coded import Codes
+from engine.native.formats.coded import StoredCodes
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.quantized.declared import Declared
 from engine.native.formats.quantized.methods import scheme_by
@@ -35,7 +35,7 @@ def random_weights(outputs: int, inputs: int, seed: int) -> Floats:
     return weights
 
 
-def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> Codes:
+def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> StoredCodes:
     """Write the parts of one matrix to a file, and read them as a declaration says."""
     save_file({f"{MODULE}.{suffix}": one for suffix, one in parts.items()}, place)
     file: Any = safe_open(place, framework="pt")
@@ -48,7 +48,7 @@ def whole_tiles(groups: npt.NDArray[np.generic]) -> bool:
     return all(count % 32 == 0 for count in np.unique(groups, return_counts=True)[1])
 
 
-def check_exact(codes: Codes, written: Written, begin: int, end: int, *, packs: bool | None) -> None:
+def check_exact(codes: StoredCodes, written: Written, begin: int, end: int, *, packs: bool | None) -> None:
     """Check outputs against what was written; `packs` says whether they have a packed form, None if both may be."""
     expected = written.values[begin:end]
     assert codes.shape == written.values.shape
@@ -134,7 +134,9 @@ def test_awq_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, data: st.
 WEIGHTS = random_weights(64, 256, 3)
 
 
-def parts_read(method: str, parts: dict[str, torch.Tensor], fields: dict[str, Any]) -> tuple[Codes, list[ReadTensor]]:
+def parts_read(
+    method: str, parts: dict[str, torch.Tensor], fields: dict[str, Any]
+) -> tuple[StoredCodes, list[ReadTensor]]:
     """Return the codes of one matrix in memory, and its tensors, which count what is read."""
     stored = {f"{MODULE}.{suffix}": ReadTensor(one) for suffix, one in parts.items()}
     scheme = scheme_by(Declared(method, fields, "config.json"))
