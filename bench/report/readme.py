@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from bench.declared import tables
 from bench.dialects import page as dialects_page
-from bench.papers import page, worked_examples
 from bench.formats import table as published
+from bench.papers import page, worked_examples
 from bench.report import formats, model_types
 from bench.report.pictures import IMAGES, PICTURES
 from bench.report.staleness import code_of, commits_behind, has_history, is_ancestor

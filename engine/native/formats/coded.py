@@ -17,7 +17,7 @@ Part: TypeAlias = "EllipsisType | slice | tuple[slice, slice]"
 _PIECE = 1 << 20
 
 
-class Codes(Protocol):
+class StoredCodes(Protocol):
     """A matrix [outputs, inputs] in the form of its file. Nothing is read before a call."""
 
     @property
@@ -34,7 +34,7 @@ class Codes(Protocol):
 class CodedMatrix:
     """A matrix that is decoded as it is read, in pieces of rows. It is used like the slices of safetensors."""
 
-    def __init__(self, codes: Codes, dtype: torch.dtype, place: ExpertPlace | None = None) -> None:
+    def __init__(self, codes: StoredCodes, dtype: torch.dtype, place: ExpertPlace | None = None) -> None:
         """Dense values are of `dtype`. `place` is that of an expert's matrix, if files have those of all as one."""
         self._codes, self.dtype, self.place = codes, dtype, place
 

@@ -105,7 +105,10 @@ def stored_format(source: Path) -> str:
     if gguf:
         return quantized_format(gguf)
     scheme = scheme_of(source)
-    return scheme.label if scheme else ""
+    if scheme is None:
+        return ""
+    files = files_of(source, torch.bfloat16)
+    return scheme.label if any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items()) else ""
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":

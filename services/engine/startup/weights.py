@@ -37,7 +37,9 @@ def packed_format(settings: EngineSettings, dtype: torch.dtype, kernels: Kernels
             raise InvalidSetting(f"weights is {requested!r}, which only the CPU's kernels run, but {fault}")
         return requested
     folder = Path(settings.model)
-    stored = stored_format(folder) if requested == "auto" else ""
+    stored = stored_format(folder)
+    if stored and requested == "bf16":
+        fault = "weights is 'bf16'"
     if stored and not fault and not packed_matrices(folder):
         fault = "no kernel multiplies them as they are"
     if stored and fault:

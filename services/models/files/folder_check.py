@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.gguf.header import gguf_of
+from engine.native.formats.quantized.declared import declaring_file
 from engine.native.formats.quantized.methods import file_with_own_name, matrices_of, scheme_of
 from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
 from services.models.files.bounded_json import (
@@ -85,7 +86,9 @@ def check_configuration(folder: Path) -> dict[str, Any]:
         raise InvalidModelFile(f"{CONFIG}: model_type is missing (the name of the architecture in transformers)")
     if schema := declared_schema(config):
         check_schema(CONFIG, schema, config)
-    if fault := _quantization_fault(folder) or name_fault(config):
+    if fault := _quantization_fault(folder):
+        raise InvalidModelFile(f"{declaring_file(folder)}: {fault}")
+    if fault := name_fault(config):
         raise InvalidModelFile(f"{CONFIG}: {fault}")
     for part in (config, config.get("text_config") or {}):
         check_relations(CONFIG, part)

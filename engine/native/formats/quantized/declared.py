@@ -37,7 +37,8 @@ def declared(folder: Path) -> Declared | None:
 
 def declared_by(configuration: Mapping[str, Any]) -> Declared | None:
     """Return what a model's configuration declares, or its text part."""
-    for part in (configuration, configuration.get("text_config") or {}):
+    text = configuration.get("text_config")
+    for part in (configuration, text if isinstance(text, dict) else {}):
         for name in FIELDS:
             if fields := part.get(name):
                 known = fields if isinstance(fields, dict) else {}
@@ -52,6 +53,15 @@ def _method(fields: Mapping[str, Any], default: str) -> str:
     if any(fields.get(f"load_in_{bits}bit") for bits in (4, 8)):
         return "bitsandbytes"
     return default
+
+
+def declaring_file(folder: Path) -> str:
+    """Return the name of the file that declares a folder's quantization, else that of its configuration."""
+    try:
+        found = declared(folder)
+    except (OSError, ValueError, RecursionError):
+        return next((name for name in DECLARATIONS if (folder / name).is_file()), CONFIGURATION)
+    return found.file if found else CONFIGURATION
 
 
 def _object(path: Path) -> dict[str, Any]:

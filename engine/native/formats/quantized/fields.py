@@ -1,6 +1,6 @@
 """Fields of declarations, and which modules they mean. It imports no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -8,8 +8,9 @@ import regex
 
 from engine.errors import ModelUnsupported
 
-_SECONDS = 0.05  # of one comparison with a pattern, which a stranger's file may have made slow
-_LONGEST_PATTERN = 4096
+# Of a comparison with a pattern, which a stranger's file may have made slow; and of all comparisons of a folder.
+_MOST_SECONDS, _LEAST_SECONDS, _ALL_SECONDS = 0.05, 0.0001, 20.0
+_LONGEST_PATTERN, _LONGEST_SHOWN = 4096, 120  # characters
 _MOST_REPEATS = 10_000  # of a part of a pattern, by counts in braces: it takes memory for each
 _COUNTS = regex.compile(r"\{([^{}]*)\}")
 
@@ -18,7 +19,7 @@ def integer(fields: Mapping[str, Any], name: str, default: int | None = None) ->
     """Return a field that is an integer. Raises ModelUnsupported, with the name, if it is missing or none."""
     found = fields.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int):
-        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no integer")
+        raise ModelUnsupported(f"its quantization has {name} {shown(found)}, which is no integer")
     return found
 
 
@@ -28,26 +29,37 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if found is None:
         return default
     if not isinstance(found, bool):
-        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is neither true nor false")
+        raise ModelUnsupported(f"its quantization has {name} {shown(found)}, which is neither true nor false")
     return found
 
 
-def matches(pattern: str, module: str, *, whole: bool = False, anywhere: bool = False) -> bool:
-    """Return whether a regular expression matches the start of a module's name, the `whole` of it, or a part of it.
+def seconds_of_each(comparisons: int) -> float:
+    """Return the processor time that each of so many comparisons may take, so that all end soon."""
+    return min(_MOST_SECONDS, max(_LEAST_SECONDS, _ALL_SECONDS / max(1, comparisons)))
 
-    Raises ModelUnsupported if the pattern is none, or takes too long.
+
+def matches(pattern: str, module: str, seconds: float = _MOST_SECONDS, *, anywhere: bool = False) -> bool:
+    """Return whether a regular expression matches the start of a module's name, or a part of it if `anywhere`.
+
+    Raises ModelUnsupported if the pattern is none, or takes longer than `seconds` of processor time.
     """
     try:
         if len(pattern) > _LONGEST_PATTERN:
             raise ModelUnsupported(f"its quantization has a pattern of {len(pattern)} characters")
         if _repeats(pattern) > _MOST_REPEATS:
-            raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which repeats too often")
-        compare = regex.search if anywhere else regex.fullmatch if whole else regex.match
-        return compare(pattern, module, timeout=_SECONDS) is not None
+            raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which repeats too often")
+        compare = regex.search if anywhere else regex.match
+        return compare(pattern, module, timeout=seconds) is not None
     except (regex.error, RecursionError) as error:
-        raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which is none: {error}") from error
+        raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which is none: {error}") from error
     except TimeoutError as error:
-        raise ModelUnsupported(f"its quantization has the pattern {pattern!r}, which takes too long") from error
+        raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which takes too long") from error
+
+
+def shown(value: Any) -> str:
+    """Return a value of a declaration as messages have it, the middle of a long one left out."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]}...{text[-_LONGEST_SHOWN // 2 :]}"
 
 
 def _repeats(pattern: str) -> int:
@@ -65,8 +77,8 @@ def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
     found: Any = fields.get(name)
     if found is None:
         return ()
-    if not isinstance(found, Iterable) or isinstance(found, str) or not all(isinstance(one, str) for one in found):
-        raise ModelUnsupported(f"its quantization has {name} {found!r}, which is no list of names")
+    if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
+        raise ModelUnsupported(f"its quantization has {name} {shown(found)}, which is no list of names")
     return tuple(found)
 
 

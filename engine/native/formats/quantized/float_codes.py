@@ -120,7 +120,8 @@ def _block(scales: NamedPart, shape: tuple[int, ...], declared: tuple[int, int] 
         return shape[0], shape[1]
     if scales.shape in ((shape[0],), (shape[0], 1)):
         return 1, shape[1]
-    raise ModelUnsupported(f"its tensor {scales.name} has shape {list(scales.shape)}, not {list(grid)}")
+    expected = list(grid) if declared else [shape[0], 1]
+    raise ModelUnsupported(f"its tensor {scales.name} has shape {list(scales.shape)}, not {expected}")
 
 
 class Float4Codes:

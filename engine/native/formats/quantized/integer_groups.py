@@ -51,7 +51,7 @@ class IntegerParts(Protocol):
 
 
 class IntegerCodes:
-    """A matrix of integers in the form of its file (`Codes`).
+    """A matrix of integers in the form of its file (`StoredCodes`).
 
     Its packed form is exact: groups become groups of 32 inputs with equal scales, inputs are sorted by group, 2 and 3
     bits are 4. There is none if a group has other than whole 32 inputs, or if scales are exact in neither float16 nor

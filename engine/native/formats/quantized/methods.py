@@ -84,5 +84,5 @@ def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Mat
         if fault := undeclared(name, stored, scheme):
             raise ModelUnsupported(fault)
         if name.rpartition(".")[2] == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
-            raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but its files declare no quantization of it")
     return found

@@ -7,7 +7,7 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
 if TYPE_CHECKING:
-    from engine.native.formats.coded import Codes
+    from engine.native.formats.coded import StoredCodes
 
 HELP = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
 # Suffixes of tensors that only quantized activations or a quantized cache need.
@@ -24,7 +24,7 @@ _CODES = ("I8", "U8")
 class Coded(NamedTuple):
     """A matrix in the form of its file. `place` is that of an expert's matrix, if the file has those of all as one."""
 
-    codes: "Codes"
+    codes: "StoredCodes"
     place: ExpertPlace | None = None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.fields import flag, integer, matches, names
+from engine.native.formats.quantized.fields import flag, integer, matches, names, seconds_of_each
 from engine.native.formats.quantized.scheme import HELP
 
 FORMATS = (
@@ -139,6 +139,7 @@ class Targets:
         self._named = dict(weights)
         self._patterns = _patterns(sorted(weights))
         self._prefixes = _TEXT_PARTS if any(_TEXT_PARTS[0] in target for target in weights) else ()
+        self._seconds = seconds_of_each(1)
         self._ignored, self._ignored_patterns = frozenset(ignored), _patterns(ignored)
 
     def of(self, module: str) -> Weights | None:
@@ -150,19 +151,20 @@ class Targets:
         return self._named.get(kind)
 
     def check_count(self, modules: int) -> None:
-        """Raise ModelUnsupported if there are more patterns than can be compared with as many modules."""
+        """Bound the time of patterns; raise ModelUnsupported if there are too many for so many modules."""
         patterns = len(self._patterns) * (1 + 2 * len(self._prefixes)) + len(self._ignored_patterns)
         if patterns * modules > _MOST_COMPARISONS:
             raise ModelUnsupported(f"its quantization has too many patterns for {modules} modules: {patterns}")
+        self._seconds = seconds_of_each(patterns * modules)
 
     def ignores(self, module: str) -> bool:
         """Return whether a module is declared as one without quantized weights."""
-        return module in self._ignored or any(matches(one, module) for one in self._ignored_patterns)
+        return module in self._ignored or any(matches(one, module, self._seconds) for one in self._ignored_patterns)
 
     def _by_name(self, module: str) -> Weights | None:
         if found := self._named.get(module):
             return found
-        pattern = next((one for one in self._patterns if matches(one, module)), None)
+        pattern = next((one for one in self._patterns if matches(one, module, self._seconds)), None)
         return None if pattern is None else self._named[_PATTERN + pattern]
 
     def _in_image_text(self, module: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.fields import flag, integer, matches
+from engine.native.formats.quantized.fields import flag, integer, matches, seconds_of_each, shown
 
 _MOST_COMPARISONS = 1_000_000  # of patterns with modules: of long lists each name is its own pattern
 
@@ -33,10 +33,10 @@ def layout_of(fields: Mapping[str, Any], allowed: Collection[int], default: Layo
     """
     bits = integer(fields, "bits", default.bits if default else None)
     if bits not in allowed:
-        raise ModelUnsupported(f"its quantization has bits {bits}, not {' or '.join(map(str, allowed))}")
+        raise ModelUnsupported(f"its quantization has bits {shown(bits)}, not {' or '.join(map(str, allowed))}")
     group = integer(fields, "group_size", default.group if default else None)
     if group != -1 and group < 1:
-        raise ModelUnsupported(f"its quantization has group_size {group}, which is neither -1 nor positive")
+        raise ModelUnsupported(f"its quantization has group_size {shown(group)}, which is neither -1 nor positive")
     return Layout(bits, group, flag(fields, "desc_act", default=bool(default and default.ordered)))
 
 
@@ -71,11 +71,11 @@ class Rules:
             raise ModelUnsupported(
                 f"its quantization has {len(patterns)} patterns for {len(modules)} modules, which are too many"
             )
-        default = Rule("", self.default)
-        return {
-            module: (
-                self._names.get(module)
-                or next((rule for rule in patterns if matches(rule.pattern, module, anywhere=self._anywhere)), default)
-            ).layout
-            for module in modules
-        }
+        seconds = seconds_of_each(len(patterns) * len(modules))
+        return {module: self._rule_of(module, patterns, seconds).layout for module in modules}
+
+    def _rule_of(self, module: str, patterns: Sequence[Rule], seconds: float) -> Rule:
+        if named := self._names.get(module):
+            return named
+        found = (one for one in patterns if matches(one.pattern, module, seconds, anywhere=self._anywhere))
+        return next(found, Rule("", self.default))

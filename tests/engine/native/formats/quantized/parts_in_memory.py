@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.native.formats.coded import Codes, joined
+from engine.native.formats.coded import StoredCodes, joined
 from engine.native.formats.quantized.methods import METHODS
 from engine.native.formats.quantized.scheme import Matrices
 
@@ -67,7 +67,7 @@ def matrices_of(method: str, fields: dict[str, Any], stored: Mapping[str, InMemo
     return found
 
 
-def codes_of(method: str, fields: dict[str, Any], parts: Mapping[str, torch.Tensor]) -> Codes:
+def codes_of(method: str, fields: dict[str, Any], parts: Mapping[str, torch.Tensor]) -> StoredCodes:
     """Return the one matrix whose parts these are."""
     stored = stored_parts(parts)
     found = matrices_of(method, fields, stored)
@@ -75,7 +75,7 @@ def codes_of(method: str, fields: dict[str, Any], parts: Mapping[str, torch.Tens
     return found.coded[f"{MODULE}.weight"].codes
 
 
-def check_exact(codes: Codes, expected: Floats, *, form: Form | None) -> None:
+def check_exact(codes: StoredCodes, expected: Floats, *, form: Form | None) -> None:
     """Check values and packed form, whole and in pieces of rows, against the values that were written."""
     outputs = len(expected)
     assert codes.shape == expected.shape
@@ -92,7 +92,7 @@ def check_exact(codes: Codes, expected: Floats, *, form: Form | None) -> None:
     assert all(one.codes.max(initial=0) < 1 << one.bits for one in packed)
 
 
-def form_of(codes: Codes) -> Form | None:
+def form_of(codes: StoredCodes) -> Form | None:
     """Return bits, group (0: a scale for each output), and if it has zeros, a table, scales of outputs and an order."""
     found = codes.grouped(0, codes.shape[0])
     if found is None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from engine.native.formats import coded
-from engine.native.formats.coded import Codes
+from engine.native.formats.coded import StoredCodes
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.quantized.declared import Declared
 from engine.native.formats.quantized.methods import scheme_by
@@ -35,7 +35,7 @@ def random_weights(outputs: int, inputs: int, seed: int) -> Floats:
     return weights
 
 
-def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> Codes:
+def codes_of(place: Path, parts: dict[str, torch.Tensor], method: str, fields: dict[str, Any]) -> StoredCodes:
     """Write the parts of one matrix to a file, and read them as a declaration says."""
     save_file({f"{MODULE}.{suffix}": one for suffix, one in parts.items()}, place)
     file: Any = safe_open(place, framework="pt")
@@ -48,12 +48,13 @@ def whole_tiles(groups: npt.NDArray[np.generic]) -> bool:
     return all(count % 32 == 0 for count in np.unique(groups, return_counts=True)[1])
 
 
-def check_exact(codes: Codes, written: Written, begin: int, end: int, *, packs: bool) -> None:
+def check_exact(codes: StoredCodes, written: Written, begin: int, end: int, *, packs: bool | None) -> None:
+    """Check outputs against what was written; `packs` says whether they have a packed form, None if both may be."""
     expected = written.values[begin:end]
     assert codes.shape == written.values.shape
     np.testing.assert_array_equal(codes.values(begin, end), expected, strict=True)
     found = codes.grouped(begin, end)
-    assert (found is not None) == packs
+    assert packs is None or (found is not None) == packs
     if found is None:
         return
     np.testing.assert_array_equal(found.dense(), expected, strict=True)
@@ -107,8 +108,10 @@ def test_gptq_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, data: st
     fields |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
     codes = codes_of(tmp_path_factory.getbasetemp() / "gptq.safetensors", written.parts, "gptq", fields)
     one_group = group == -1 or group >= inputs
-    half = dtype != torch.float32 or (one_group and (sym or bits < 4))
-    packs = inputs % 32 == 0 and whole_tiles(written.parts["g_idx"].numpy()) and half
+    tiles = inputs % 32 == 0 and whole_tiles(written.parts["g_idx"].numpy())
+    # Scales in float32 may be exact in 16 bits by chance, and zeros in the middle.
+    sure = dtype != torch.float32 or (one_group and (sym or bits < 4))
+    packs = None if tiles and not sure else tiles
     check_exact(codes, written, *draw(rows(outputs)), packs=packs)
 
 
@@ -123,15 +126,17 @@ def test_awq_is_read_exactly(tmp_path_factory: pytest.TempPathFactory, data: st.
     fields = {"bits": 4, "group_size": group, "zero_point": not sym, "version": "gemm"}
     codes = codes_of(tmp_path_factory.getbasetemp() / "awq.safetensors", written.parts, "awq", fields)
     one_group = group in (-1, inputs)
-    half = dtype != torch.float32 or (one_group and sym)
-    packs = inputs % 32 == 0 and (one_group or group % 32 == 0) and half
+    tiles = inputs % 32 == 0 and (one_group or group % 32 == 0)
+    packs = None if tiles and not (dtype != torch.float32 or (one_group and sym)) else tiles
     check_exact(codes, written, *draw(rows(outputs)), packs=packs)
 
 
 WEIGHTS = random_weights(64, 256, 3)
 
 
-def parts_read(method: str, parts: dict[str, torch.Tensor], fields: dict[str, Any]) -> tuple[Codes, list[ReadTensor]]:
+def parts_read(
+    method: str, parts: dict[str, torch.Tensor], fields: dict[str, Any]
+) -> tuple[StoredCodes, list[ReadTensor]]:
     """Return the codes of one matrix in memory, and its tensors, which count what is read."""
     stored = {f"{MODULE}.{suffix}": ReadTensor(one) for suffix, one in parts.items()}
     scheme = scheme_by(Declared(method, fields, "config.json"))
