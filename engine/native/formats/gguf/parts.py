@@ -12,6 +12,7 @@ from engine.errors import ModelUnsupported
 
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.ASCII | re.IGNORECASE | re.DOTALL)
+_SHOWN_CHARACTERS = 80
 # Each part may have its own.
 _OWN = (NUMBER, "general.alignment")
 
@@ -45,7 +46,7 @@ def check_part(path: Path, metadata: dict[str, Any]) -> None:
     """Raise ModelUnsupported unless a part's metadata have the number and the count of its name."""
     _, number, count, _ = _fields(path)
     declared = _whole(metadata, COUNT, 1 if count == 1 else 0)
-    if count == 1 and declared > 1:
+    if count == 1 and declared not in (0, 1):
         raise ModelUnsupported(f"it is one of {declared} parts, but is not named NAME-00001-of-{declared:05}.gguf")
     if count > 1 and declared != count:
         raise ModelUnsupported(f"its name says that there are {count} parts, but its {COUNT} is {declared}")
@@ -57,7 +58,8 @@ def check_same(first: dict[str, Any], other: dict[str, Any], name: str) -> None:
     """Raise ModelUnsupported if a later part has other metadata than the first, which has this name."""
     for key, value in other.items():
         if key not in _OWN and key in first and first[key] != value:
-            raise ModelUnsupported(f"its {key} is {str(value)[:80]!r}, but that of {name} is {str(first[key])[:80]!r}")
+            said, known = (str(one)[:_SHOWN_CHARACTERS] for one in (value, first[key]))
+            raise ModelUnsupported(f"its {key} is {said!r}, but that of {name} is {known!r}")
 
 
 def check_count(metadata: dict[str, Any], tensors: int) -> None:
@@ -86,5 +88,6 @@ def _fields(path: Path) -> tuple[str, int, int, str]:
 def _whole(metadata: dict[str, Any], key: str, default: int) -> int:
     found = metadata.get(key, default)
     if type(found) is not int:
-        raise ModelUnsupported(f"its {key} is {str(found)[:80]}, not a whole number")
+        said = "an array" if found is None else str(found)[:_SHOWN_CHARACTERS]
+        raise ModelUnsupported(f"its {key} is {said}, not a whole number")
     return found
