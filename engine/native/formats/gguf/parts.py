@@ -86,5 +86,6 @@ def _fields(path: Path) -> tuple[str, int, int, str]:
 def _whole(metadata: dict[str, Any], key: str, default: int) -> int:
     found = metadata.get(key, default)
     if type(found) is not int:
-        raise ModelUnsupported(f"its {key} is {str(found)[:80]}, not a whole number")
+        given = "no value" if found is None else str(found)[:80]
+        raise ModelUnsupported(f"its {key} is {given}, not a whole number")
     return found
