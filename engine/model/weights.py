@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.pytorch_utils import Conv1D
 
 from engine.attention.interface import ATTENTION_NAME
@@ -139,7 +140,7 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
         )
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, AmbiguousGlobalPerLayerAttributeError):
         raise
     except RuntimeError as error:  # experts of which one lacks a matrix, or a tied head of another shape
         raise ModelUnsupported(f"its tensors cannot be joined to its modules': {error}") from error
