@@ -37,6 +37,17 @@ MIXED = {
     "ffn_up": Type.Q5_1,
     "ffn_down": Type.Q6_K,
 }
+# Formats that the package does not write: places of a block's scales, and their sizes. Minimums are subtracted, so they
+# are as large as the middle of the codes.
+_ONLY_READ: dict[Type, tuple[tuple[int, float], ...]] = {
+    Type.Q2_K: ((80, 4e-3), (82, 6e-3)),
+    Type.Q3_K: ((108, 1e-3),),
+    Type.Q4_K: ((0, 2e-4), (2, 14e-4)),
+    Type.Q5_K: ((0, 1e-4), (2, 15e-4)),
+    Type.Q6_K: ((208, 2e-5),),
+    Type.IQ4_NL: ((0, 6e-4),),
+    Type.IQ4_XS: ((0, 4e-5),),
+}
 Changes = Callable[[gguf.GGUFWriter], None]
 
 
@@ -46,13 +57,15 @@ def write_llama(
     architecture: str = "llama",
     change: Changes = lambda _writer: None,
     without: tuple[str, ...] = (),
+    part_tensors: int = 0,
 ) -> Path:
     """Write a model with random weights, in these types by the parts of the tensors' names; others are float32.
 
-    `change` adds metadata or tensors; tensors whose names begin as `without` says are left out.
+    `change` adds metadata or tensors; tensors whose names begin as `without` says are left out. `part_tensors`, if not
+    0, is the number of tensors of a part of several; the path of the first part is returned.
     """
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     _write_metadata(writer)
     change(writer)  # the last value of a key counts
     shapes = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
@@ -68,28 +81,23 @@ def write_llama(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return _written(path, part_tensors)
 
 
 def stored(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.generic]:
     """Return random values near those of models, as bytes of a type; float32 as they are."""
-    if kind in (Type.Q4_K, Type.Q5_K, Type.Q6_K):  # the package only reads them
-        return _super_blocks(shape, kind, random)
+    if kind in _ONLY_READ:
+        return _blocks(shape, kind, random)
     spread = 0.1 if len(shape) == 1 else 1 / np.sqrt(shape[-1])
     values = (len(shape) == 1) + random.standard_normal(shape, dtype=np.float32) * np.float32(spread)
     return values if kind == Type.F32 else gguf.quants.quantize(values, kind)
 
 
-def _super_blocks(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.uint8]:
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // 256, size), dtype=np.uint8)
-    places = (size - 2,) if kind == Type.Q6_K else (0, 2)
-    scale = {Type.Q4_K: 2e-4, Type.Q5_K: 1e-4, Type.Q6_K: 2e-5}[kind]
-    for number, place in enumerate(places):
-        # The minimums of Q4_K are subtracted: as large as the middle of the codes.
-        halves = random.uniform(scale, 2 * scale, blocks.shape[:-1]) * (
-            (15 if kind == Type.Q5_K else 7) if number else 1
-        )
+def _blocks(shape: tuple[int, ...], kind: Type, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
+    for place, scale in _ONLY_READ[kind]:
+        halves = random.uniform(scale, 2 * scale, blocks.shape[:-1])
         blocks[..., place : place + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 
@@ -121,10 +129,12 @@ def _byte_letters() -> list[str]:
     return [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
 
 
-def write_gpt2(path: Path, change: Changes = lambda _writer: None) -> Path:
-    """Write a GPT-2, which is no Llama-shaped model, in Q8_0. `change` adds metadata."""
+def write_gpt2(
+    path: Path, change: Changes = lambda _writer: None, part_tensors: int = 0, architecture: str = "gpt2"
+) -> Path:
+    """Write a GPT-2, which is no Llama-shaped model, in Q8_0. `change` and `part_tensors` are as in `write_llama`."""
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "gpt2")
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     _write_metadata(writer)
     change(writer)
     writer.add_layer_norm_eps(1e-5)
@@ -149,4 +159,9 @@ def write_gpt2(path: Path, change: Changes = lambda _writer: None) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return _written(path, part_tensors)
+
+
+def _written(path: Path, part_tensors: int) -> Path:
+    """Return the path that was written, of several parts the first."""
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if part_tensors else path

@@ -106,7 +106,7 @@ FOREIGN: dict[str, set[str]] = {
             "link_*",
             "--cap-\N{HORIZONTAL ELLIPSIS}",
         ),
-        *("--max-\N{HORIZONTAL ELLIPSIS}", "api_keys.toml", "deploy/compose/api_keys/on.toml"),
+        *("--max-\N{HORIZONTAL ELLIPSIS}", "quant_config.json", "api_keys.toml", "deploy/compose/api_keys/on.toml"),
     },
     "is made by installing, by a run on a GPU, or fetched for a benchmark": {
         *(".venv/bin/python", "bench/results/gpu/gpu.json", "newstest2014_en.txt", "wikitext2_valid.txt"),

@@ -24,7 +24,7 @@ from bench.report.results import Row, publish, row
 from bench.report.terms import Terms
 from bench.weights import memory, quality, speed
 from bench.weights.forms import FORMS, FormWorkers
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from services.engine.startup.native_kernels import load_kernels
 from services.models.model_store import default_cache, resolve
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.llama_shape import LlamaShape
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.header import read_header
 from engine.native.kernels import Kernels
 
 MIB = 1 << 20

@@ -41,8 +41,8 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def demo_parts(device_blocks: int, **settings: Any) -> EngineParts:
-    """Return an engine of the demo model as in `quire serve`, with default settings but for these."""
-    folder = resolve("demo", default_cache(), lambda *_: None)
+    """Return an engine of the demo model, or of `model`, as in `quire serve`, with default settings but for these."""
+    folder = resolve(settings.pop("model", "demo"), default_cache(), lambda *_: None)
     kernels_folder = default_cache().parent / "kernels"
     return assemble(
         EngineSettings(model=str(folder), device_blocks=device_blocks, kernels_folder=str(kernels_folder), **settings)

@@ -2,8 +2,9 @@
 
 A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
 targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs
-by class of CPU, `formats` those of weights by form, and `picture NAME` the picture of a benchmark. `papers` and
-`papers pictures` are the papers' figures, and `worked examples` their examples, computed by the KV manager's core.
+by class of CPU, `formats` those of weights by form, `published` those of published formats, and `picture NAME` the
+picture of a benchmark. `papers` and `papers pictures` are the papers' figures, and `worked examples` their examples,
+computed by the KV manager's core.
 `fields of gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements`
 that of settings that exclude each other, and `members without effect` that of the policy for them. `counts of types`,
 `served types`, `refused types` and `other types` are what became of transformers' model types, from the results of
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 from bench.declared import tables
 from bench.dialects import page as dialects_page
+from bench.formats import table as published
 from bench.papers import page, worked_examples
 from bench.report import formats, model_types
 from bench.report.pictures import IMAGES, PICTURES
@@ -41,6 +43,7 @@ PAGES = (
             "measurements.md",
             "models.md",
             "model-types.md",
+            "weight-formats.md",
             "papers.md",
             "api-grpc.md",
             "api-http.md",
@@ -146,6 +149,7 @@ class Pages:
         blocks |= {"members without effect": tables.policy_table}
         blocks["requirements"] = tables.requirements_table
         blocks |= {"classes": self._classes, "worked examples": worked_examples.markdown, "formats": self._formats}
+        blocks |= {"published": lambda: published.table(self._results["formats"])}
         blocks |= {"counts of types": model_types.counts, "served types": model_types.served}
         blocks["dialect differences"] = lambda: dialects_page.table(self._results["dialects"])
         blocks |= {"refused types": model_types.refused, "other types": model_types.others}

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.native.formats.gguf_file import GgufFile, gguf_of
+from engine.native.formats.gguf.file import GgufFile, gguf_of
 from services.models.model_store import default_cache, resolve
 
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.native.formats.experts import JoinedExperts
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import GgufTensor
-from engine.native.formats.stored import QuantizedExperts, QuantizedTensor, StoredTensor
+from engine.native.formats.tensors import StoredTensor
 
 # Dense weights of at most this size are loaded: they make the first start faster.
 LOADED_BYTES = 1 << 30
@@ -27,13 +27,6 @@ def placeholder(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
 def is_placeholder(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is the placeholder of a matrix."""
     return tensor.numel() > 1 and not any(tensor.stride())
-
-
-def is_matrix(stored: StoredTensor) -> bool:
-    """Return whether a tensor is a matrix whose values have to be decoded."""
-    return isinstance(stored, QuantizedTensor | QuantizedExperts) or (
-        isinstance(stored, GgufTensor) and stored.is_grouped
-    )
 
 
 def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
@@ -98,7 +91,7 @@ class _DecodedExperts:
     def __init__(self, module: Any, experts: dict[str, Any]) -> None:
         """`experts` has the tensors of all experts by kind."""
         self._module = module
-        self._experts: dict[str, QuantizedExperts] = experts
+        self._experts: dict[str, JoinedExperts] = experts
 
     def __call__(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(hidden, dtype=torch.float32)

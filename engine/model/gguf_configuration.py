@@ -11,17 +11,19 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_file import rotation_factors
-from engine.native.formats.gguf_header import GgufHeader, read_header
-from engine.native.formats.llama_metadata import ROTATION_FACTORS
-from engine.native.formats.llama_names import ARCHITECTURES, names_of
-from engine.native.formats.llama_tensors import check_tensors
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.gguf.file import rotation_factors
+from engine.native.formats.gguf.header import GgufHeader, read_header
+from engine.native.formats.gguf.llama_metadata import ROTATION_FACTORS
+from engine.native.formats.gguf.llama_names import ARCHITECTURES, names_of
+from engine.native.formats.gguf.llama_tensors import check_tensors
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 
 _ROTATION_BASE = 10000.0  # of files that name none
 _ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 # Names of architectures in files where transformers has another one.
-_OTHER_NAMES = ("qwen2moe", "qwen3moe", "gpt-oss", "minimax-m2", "t5encoder")
+_OTHER_NAMES = ("qwen2moe", "qwen3moe", "minimax-m2", "t5encoder")
+# transformers 5.23 knows the name, but not the tensors that llama.cpp's converter writes.
+_GPT_OSS = "gpt-oss"
 # Llama 3.1 and later: https://github.com/meta-llama/llama-models, `apply_scaling`. The file has its result only.
 _ORIGINAL_CONTEXT, _LOW_FACTOR, _HIGH_FACTOR = 8192, 1.0, 4.0
 
@@ -38,14 +40,25 @@ def gguf_configuration(source: Path) -> Any:
     names_of(header)  # refuses shapes that contradict the metadata
     check_tensors(header)
     config = _llama_shaped(header)
-    config.rope_parameters = dict(config.rope_parameters) | _scaling(config, header, source)
+    config.rope_parameters = dict(config.rope_parameters) | _scaling(config, header)
     return config
+
+
+def check_read(header: GgufHeader) -> None:
+    """Raise ModelUnsupported unless transformers reads files of an architecture that is not Llama's, from one file."""
+    if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
+        instead = ": use its safetensors files in MXFP4" if header.architecture == _GPT_OSS else ""
+        raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read{instead}")
+    if len(header.files) > 1:
+        raise ModelUnsupported(
+            f"models of {header.architecture} are read from one file, not from {len(header.files)} parts: merge them "
+            "with llama-gguf-split --merge"
+        )
 
 
 def _by_transformers(header: GgufHeader, source: Path) -> Any:
     """Read the configuration of another family, of which transformers knows the keys. Raises ModelUnsupported."""
-    if header.architecture not in {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS, *_OTHER_NAMES}:
-        raise ModelUnsupported(f"its general.architecture is {header.architecture!r}, which is not read")
+    check_read(header)
     try:
         return AutoConfig.from_pretrained(source.parent, gguf_file=source.name, local_files_only=True)
     except KeyError as error:
@@ -86,9 +99,9 @@ def _llama_shaped(header: GgufHeader) -> Any:
     return config
 
 
-def _scaling(config: Any, header: GgufHeader, source: Path) -> dict[str, Any]:
+def _scaling(config: Any, header: GgufHeader) -> dict[str, Any]:
     """Return the parameters of scaled rotations, none if they are not. Raises ModelUnsupported for unknown factors."""
-    factors, prefix = rotation_factors(source, header), f"{header.architecture}.rope.scaling"
+    factors, prefix = rotation_factors(header), f"{header.architecture}.rope.scaling"
     if factors is not None:
         return _llama3(config, factors)
     if header.metadata.get(f"{prefix}.type") == "linear":

@@ -10,6 +10,7 @@ import torch
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
+from engine.native.formats.quantized.declared import DECLARATIONS
 
 # Longer contexts are served up to here, whatever a model declares: what a Step of the KV manager carries.
 MAX_CONTEXT_TOKENS = 1 << 20
@@ -60,12 +61,14 @@ def with_kv_dtype(loaded: LoadedModel, kv_dtype: torch.dtype | None) -> LoadedMo
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of a model's configuration, and of the size and both ends of each weight file.
+    """Return a hash of a model's configuration, what declares its quantization, and size and ends of each weight file.
 
     The ends hold the tensor names and the last weights; reading all of a large model would take minutes. Raises OSError
     if a file cannot be read.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for declaration in filter(Path.is_file, (folder / name for name in DECLARATIONS)):
+        digest.update(declaration.read_bytes())
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     for file in files:
         size = file.stat().st_size

@@ -14,16 +14,17 @@ from engine.attention.interface import ATTENTION_NAME, register, tune_by_positio
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoded_weights import is_placeholder
+from engine.model.gguf_configuration import check_read
 from engine.model.loaded import LoadedModel, context_tokens, fingerprint_of, vocabulary_size
 from engine.model.probe import probe
 from engine.model.unsupported import configuration_fault
 from engine.model.weights import check_complete, load_modules, without_flags_warning
-from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import gguf_of
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.file import gguf_of
+from engine.native.formats.gguf.header import read_header
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 from engine.native.formats.image_text import image_text_type
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.stored import WeightFormat
 
 # Rotations that transformers computes again for positions behind the context that is served (`context_tokens`). It
@@ -42,8 +43,7 @@ def load_model(
     """
     register()
     try:
-        if fault := quantization(folder):
-            raise ModelUnsupported(fault)
+        scheme_of(folder)  # refused before files are opened
         mapped = Checkpoint.in_folder(folder)
         with without_flags_warning():
             load = partial(load_modules, weights=weights, packed=packed) if mapped else _load
@@ -68,7 +68,9 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     gguf = gguf_of(folder)
     given: dict[str, Any] = {}
     if gguf:
-        check_sizes(read_header(gguf))
+        header = read_header(gguf)
+        check_read(header)
+        check_sizes(header)
         given = {"gguf_file": gguf.name, "quantization_config": GgufConfig(gguf_file=gguf.name, dequantize=True)}
     try:
         model, found = AutoModelForCausalLM.from_pretrained(

@@ -18,10 +18,10 @@ from engine.model.packed_size import PackedSize, packed_size
 from engine.model.sizing import RecordedSizes, StepSizes, check_ranks
 from engine.model.text_part import folder_configuration, served_class
 from engine.model.unsupported import configuration_fault, unknown_layer, unlike_served, unshared
-from engine.native.formats.declared_quantization import declared_quantization
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
-from engine.native.formats.stored import WeightFormat
+from engine.native.formats.quantized.methods import scheme_of
+from engine.native.formats.stored import WeightFormat, stored_format
 
 # Every class has it, and it needs no library; a configuration may name another.
 _ANY_ATTENTION = "eager"
@@ -34,7 +34,8 @@ class ModelShape:
     `packed` has the sizes of weights on a CPU whose kernels run the model. `inner_size` is as in StepSizes.
     `whole_bytes` are the weights that each of several ranks has whole. `text_part_of` is the type of an image-text
     model, whose text part this is. `latent_elements` are those of a token's latents, where
-    attention has such. `unshared` is why several ranks cannot share the model, empty if they can.
+    attention has such. `unshared` is why several ranks cannot share the model, empty if they can. `stored` is the
+    format of the quantized weights in its files, empty without any.
     """
 
     geometry: CacheGeometry
@@ -52,6 +53,7 @@ class ModelShape:
     text_part_of: str = ""
     latent_elements: int = 0
     unshared: str = ""
+    stored: str = ""
 
     def of_rank(self, ranks: int) -> "ModelShape":
         """Return the sizes on each of several ranks. Raises ModelUnsupported if they cannot share the model."""
@@ -84,8 +86,7 @@ def read_shape(source: Path, dtype: torch.dtype, weights: WeightFormat = "auto")
     Whether the model can be served is only decided when it is loaded, unless its configuration already says why not.
     """
     try:
-        gguf = gguf_of(source) if source.is_dir() else source
-        return shape_of(_configuration(source), dtype, weights, gguf)
+        return shape_of(_configuration(source), dtype, weights, source)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{source.name}: {error}") from error
     except Exception as error:  # transformers' classes compute with values as they are
@@ -93,32 +94,41 @@ def read_shape(source: Path, dtype: torch.dtype, weights: WeightFormat = "auto")
 
 
 def shape_of(
-    configuration: Any, dtype: torch.dtype, weights: WeightFormat = "auto", gguf: Path | None = None
+    configuration: Any, dtype: torch.dtype, weights: WeightFormat = "auto", source: Path | None = None
 ) -> ModelShape:
-    """Create the model on the meta device and measure it. Raises ModelUnsupported and exceptions of transformers."""
-    if fault := declared_quantization(configuration.to_dict()):
-        raise ModelUnsupported(fault)
+    """Create the model on the meta device and measure it. `source` is the folder or file with its weights, if any.
+
+    Raises ModelUnsupported and exceptions of transformers.
+    """
     kind, served = served_class(configuration)
     with torch.device("meta"):
         model = kind._from_config(deepcopy(served), dtype=dtype, attn_implementation=_ANY_ATTENTION)
     if fault := unknown_layer(model.config.get_text_config()):
         raise ModelUnsupported(fault)
     try:
-        shape = _measured(model, dtype, weights, gguf)
+        shape = _measured(model, dtype, weights, source)
     except (AttributeError, ModelUnsupported) as error:
         raise ModelUnsupported(unlike_served(model) or str(error)) from error
     part_of = configuration.model_type if configuration.model_type in IMAGE_TEXT_TYPES else ""
-    fault = unshared(model, from_gguf=gguf is not None, image_text=bool(part_of))
-    return replace(shape, text_part_of=part_of, unshared=fault)
+    fault = unshared(model, **_sources(source), image_text=bool(part_of))
+    return replace(shape, text_part_of=part_of, unshared=fault, stored=stored_format(source) if source else "")
 
 
-def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, gguf: Path | None) -> ModelShape:
+def _sources(source: Path | None) -> dict[str, bool]:
+    """Return which files a model's weights are in."""
+    if source is None:
+        return {"from_gguf": False, "quantized": False}
+    from_gguf = source.is_file() or gguf_of(source) is not None
+    return {"from_gguf": from_gguf, "quantized": not from_gguf and scheme_of(source) is not None}
+
+
+def _measured(model: Any, dtype: torch.dtype, weights: WeightFormat, source: Path | None) -> ModelShape:
     config = model.config.get_text_config()
     return ModelShape(
         geometry=declared_geometry(config),
         parameters=sum(one.numel() for one in model.parameters()),
         weights_bytes=sum(one.nbytes for one in model.parameters()),
-        packed=packed_size(model, weights, gguf) if dtype == torch.bfloat16 else PackedSize(0, 0),
+        packed=packed_size(model, weights, source) if dtype == torch.bfloat16 else PackedSize(0, 0),
         context_tokens=context_tokens(config),
         vocabulary_size=vocabulary_size(config),
         hidden_size=config.hidden_size,

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from engine.errors import ModelUnsupported
 from engine.model.unsupported import configuration_fault
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
+from engine.native.formats.quantized.declared import FIELDS as QUANTIZATION_FIELDS
 
 # The plain type of text models with M-RoPE, and what their configurations do not say.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,9 +34,17 @@ _OWN_FIELDS = ("model_type", "architectures", "base_config_key", "transformers_v
 def folder_configuration(folder: Path) -> Any:
     """Return transformers' configuration of a folder. Raises ModelUnsupported with the field that it refuses."""
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return without_quantization(AutoConfig.from_pretrained(folder, local_files_only=True))
     except Exception as error:  # the classes compute with values as they are
         raise ModelUnsupported(f"config.json: {configuration_fault(error)}") from error
+
+
+def without_quantization(config: Any) -> Any:
+    """Drop what a configuration declares of quantized weights: modules get dense ones, from `Checkpoint`."""
+    for part in (config, config.get_text_config()):
+        for name in QUANTIZATION_FIELDS:
+            vars(part).pop(name, None)
+    return config
 
 
 def served_class(config: Any) -> tuple[Any, Any]:

@@ -57,7 +57,7 @@ def configuration_fault(error: Exception) -> str:
     return f"transformers makes no model of it ({type(error).__name__}: {text})"
 
 
-def unshared(model: Any, *, from_gguf: bool, image_text: bool) -> str:
+def unshared(model: Any, *, from_gguf: bool, image_text: bool, quantized: bool = False) -> str:
     """Return why several ranks cannot share a model, empty if they can. Needs no weights.
 
     Quire's decoder slices Llama-shaped models. Others are sliced by the plan that transformers has for them, which must
@@ -67,6 +67,8 @@ def unshared(model: Any, *, from_gguf: bool, image_text: bool) -> str:
         return ""
     if from_gguf:
         return "of GGUF files, several ranks can share Llama-shaped models only"
+    if quantized:
+        return "of quantized weights, several ranks can share Llama-shaped models only"
     if image_text:
         return "of image-text checkpoints, several ranks can share Llama-shaped text parts only"
     kind = model.config.get_text_config().model_type

@@ -17,16 +17,18 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
+from transformers.pytorch_utils import Conv1D
 
 from engine.attention.interface import ATTENTION_NAME
 from engine.attention.llama_shape import fused_parts
 from engine.errors import ModelUnsupported
 from engine.model.checkpoint import Checkpoint
-from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, is_matrix, placeholder
+from engine.model.decoded_weights import LOADED_BYTES, decode_on_use, placeholder
 from engine.model.staging import Staging, cuda_staging
 from engine.model.text_part import folder_configuration, served_class
 from engine.native.formats.image_text import IMAGE_TEXT_TYPES
-from engine.native.formats.stored import WeightFormat
+from engine.native.formats.stored import WeightFormat, is_matrix
 
 _SHOWN = 3
 
@@ -127,18 +129,25 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
     whole = folder_configuration(folder)
     kind, config = served_class(whole)
-    model, found = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=reader.tensors(),
-        dtype=reader.dtype,
-        device_map=None if reader.device.type == "cpu" else {"": reader.device},
-        attn_implementation=ATTENTION_NAME,
-        ignore_mismatched_sizes=True,  # reported below, by name
-        output_loading_info=True,
-    )
+    try:
+        model, found = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=reader.tensors(),
+            dtype=reader.dtype,
+            device_map=None if reader.device.type == "cpu" else {"": reader.device},
+            attn_implementation=ATTENTION_NAME,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+        )
+    except (torch.OutOfMemoryError, AmbiguousGlobalPerLayerAttributeError):
+        raise
+    except RuntimeError as error:  # experts of which one lacks a matrix, or a tied head of another shape
+        raise ModelUnsupported(f"its tensors cannot be joined to its modules': {error}") from error
     if reader.staging:
         reader.staging.finish()
+    check_linear(model, reader.checkpoint)
+    found["unexpected_keys"] = {one for one in found["unexpected_keys"] if not reader.checkpoint.adds_nothing(one)}
     # Of image-text checkpoints only the tensors of the text part are given; those of other parts are known to be extra.
     check_complete(found, extras_allowed=config is not whole and whole.model_type not in IMAGE_TEXT_TYPES)
     if model.can_generate() and (folder / "generation_config.json").is_file():
@@ -164,6 +173,14 @@ def without_flags_warning() -> Iterator[None]:
         yield
     finally:
         source.removeFilter(is_other)
+
+
+def check_linear(model: Any, checkpoint: Checkpoint) -> None:
+    """Raise ModelUnsupported, naming the tensor, if one is quantized whose module has it the other way round."""
+    for name, module in model.named_modules():
+        stored = f"{name}.weight"
+        if isinstance(module, Conv1D) and stored in checkpoint.names and is_matrix(checkpoint.stored(stored)):
+            raise ModelUnsupported(f"its tensor {stored} is quantized, which is not served in modules of type Conv1D")
 
 
 def check_complete(found: dict[str, Any], *, extras_allowed: bool) -> None:

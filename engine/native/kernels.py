@@ -50,9 +50,17 @@ class _Batch(Structure):
 
 
 class NativeMatrix(Structure):
-    """A matrix in one of two layouts, the other null: packed bfloat16, or `count` strips of quantized weights."""
+    """A matrix in one of two layouts, the other null: packed bfloat16, or `count` strips of quantized weights.
 
-    _fields_: ClassVar[Sequence[Any]] = [("dense", c_void_p), ("strips", c_void_p), ("count", c_int64)]
+    `order`, int32 [inputs], has the input that each column of the strips multiplies; null: each its own.
+    """
+
+    _fields_: ClassVar[Sequence[Any]] = [
+        ("dense", c_void_p),
+        ("strips", c_void_p),
+        ("count", c_int64),
+        ("order", c_void_p),
+    ]
 
 
 class NativeLayer(Structure):
@@ -93,9 +101,9 @@ class NativeModel(Structure):
     ]
 
 
-def packed_size(weights: torch.Tensor) -> int:
-    """Return the number of elements of packed `[outputs, inputs]` weights: padded to 16 and to 32."""
-    outputs, inputs = weights.shape
+def packed_size(shape: Sequence[int]) -> int:
+    """Return the number of elements of packed weights of a shape, `[outputs, inputs]`: padded to 16 and to 32."""
+    outputs, inputs = shape
     return -(-outputs // 16) * 16 * (-(-inputs // 32) * 32)
 
 
@@ -233,6 +241,20 @@ class Kernels:
             threads,
         )
         return sums
+
+    def read_grouped(
+        self, strips: npt.NDArray[np.void], inputs: int, output: int, order: npt.NDArray[np.int32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Return the weights of one output, float32 `[inputs]`, as the kernels read an embedding."""
+        weights = np.empty(inputs, dtype=np.float32)
+        self._library.quire_read_grouped(
+            c_void_p(strips.ctypes.data),
+            None if order is None else c_void_p(order.ctypes.data),
+            inputs,
+            output,
+            c_void_p(weights.ctypes.data),
+        )
+        return weights
 
     def write(self, view: CacheView, layer: int, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Write contiguous `[tokens, kv_heads, size]` K and V of the view's type to slots."""

@@ -4,7 +4,7 @@ Llama-shaped models run on our own decoder, which reads its slices from the file
 modules, sliced by transformers' own tensor-parallel plan.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from engine.attention.declared_geometry import declared_geometry
 from engine.attention.interface import ATTENTION_NAME, register
 from engine.attention.llama_shape import LlamaShape, is_llama_shaped
 from engine.errors import ModelUnsupported
+from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel, context_tokens, fingerprint
 from engine.model.loading import take
@@ -29,10 +30,10 @@ from engine.model.staging import cuda_staging
 from engine.model.text_part import folder_configuration, served_class
 from engine.model.unsupported import unshared
 from engine.model.weights import without_flags_warning
-from engine.native.formats.declared_quantization import quantization
 from engine.native.formats.finite import check_finite
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import image_text_type
+from engine.native.formats.quantized.methods import scheme_of
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -54,8 +55,7 @@ class ModelFolder:
         """Read the configuration. Raises ModelUnsupported if the ranks cannot share the model."""
         self._folder = folder
         with _named(folder):
-            if fault := quantization(folder):
-                raise ModelUnsupported(fault)
+            quantized = scheme_of(folder) is not None
             self._whole: Any = folder_configuration(folder)
             kind, self._config = served_class(self._whole)
             register()
@@ -63,8 +63,9 @@ class ModelFolder:
                 model = kind._from_config(self._config, attn_implementation=ATTENTION_NAME)
             text = self._config.get_text_config()
             self._shape = _llama_shape(model) if is_llama_shaped(model) else None
+            self._shapes = {name: list(one.shape) for name, one in model.state_dict().items()} if quantized else None
             parts = {"from_gguf": gguf_of(folder) is not None, "image_text": bool(image_text_type(folder))}
-            if fault := unshared(model, **parts):
+            if fault := unshared(model, quantized=quantized, **parts):
                 raise ModelUnsupported(fault)
             check_ranks(size, text.num_attention_heads, declared_geometry(text))
 
@@ -82,6 +83,8 @@ class ModelFolder:
 
     def _llama(self, shape: LlamaShape, ranks: Ranks, dtype: torch.dtype, device: torch.device) -> ModelSlice:
         shard = Shard(ranks.rank, ranks.size)
+        if self._shapes is not None:
+            _check_shapes(Checkpoint(self._folder, dtype), self._shapes)
         weights = SlicedWeights(self._folder, dtype, device, cuda_staging(device) if device.type == "cuda" else None)
         loaded = LoadedModel(
             model=None,
@@ -152,3 +155,13 @@ def _eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
 
 def _counts(kv_heads: list[int]) -> str:
     return " or ".join(str(count) for count in sorted(set(kv_heads)))
+
+
+def _check_shapes(checkpoint: Checkpoint, shapes: Mapping[str, list[int]]) -> None:
+    """Raise ModelUnsupported, naming the tensor, if files have one that the model lacks, or in another shape."""
+    for name in checkpoint.names:
+        if name not in shapes and not checkpoint.adds_nothing(name):
+            raise ModelUnsupported(f"its files have the unknown tensor {name}")
+        found = checkpoint.stored(name).get_shape()
+        if name in shapes and list(found) != shapes[name]:
+            raise ModelUnsupported(f"its tensor {name} has shape {list(found)}, but its configuration {shapes[name]}")

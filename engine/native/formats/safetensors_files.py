@@ -12,7 +12,6 @@ from engine.native.formats.image_text import text_tensors
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # bytes, of a file in Linux
-_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
 
 
 def are_named(folder: Path) -> bool:
@@ -25,19 +24,18 @@ def named_files(folder: Path) -> dict[str, Any]:
 
     Of image-text checkpoints they are the tensors of the text part, named as in a text model.
 
-    Raises ModelUnsupported if a file is missing or damaged, is not in the folder, or lacks a tensor of the index, or if
-    weights are quantized, which the configuration does not declare.
+    Raises ModelUnsupported if a file is missing or damaged, is not in the folder, or lacks a tensor of the index.
     """
     index = folder / INDEX
     files = _of_index(folder) if index.is_file() and not (folder / ONE_FILE).is_file() else _of_one(folder)
-    return _checked(text_tensors(folder, files))
+    return text_tensors(folder, files)
 
 
 def all_files(folder: Path) -> dict[str, Any]:
     """Open all safetensors files of a folder, and return the file of each tensor. Raises ModelUnsupported likewise."""
     opened = [_open(folder, path.name) for path in sorted(folder.glob("*.safetensors"))]
     files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-    return _checked(text_tensors(folder, files))
+    return text_tensors(folder, files)
 
 
 def _of_one(folder: Path) -> dict[str, Any]:
@@ -75,14 +73,6 @@ def _open(folder: Path, name: str) -> Any:
         raise ModelUnsupported(f"its folder lacks {name}") from error
     except (SafetensorError, OSError) as error:
         raise ModelUnsupported(f"{name} cannot be read: {error}") from error
-
-
-def _checked(files: dict[str, Any]) -> dict[str, Any]:
-    """Raise ModelUnsupported if weights are codes: without their scales, they would be taken for values."""
-    for name, file in files.items():
-        if name.endswith(".weight") and (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
-            raise ModelUnsupported(f"its tensor {name} has type {kind}, but config.json declares no quantization")
-    return files
 
 
 def _read_index(index: Path) -> dict[str, str]:

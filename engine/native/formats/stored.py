@@ -1,20 +1,22 @@
 """Tensors as a model's files have them, or quantized on the way."""
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
-from types import EllipsisType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.native.formats import quantize
-from engine.native.formats.gguf_file import ALL, GgufFile, gguf_of
+from engine.native.formats.coded import CodedMatrix
+from engine.native.formats.experts import ExpertMatrix, JoinedExperts, joined_experts, matrices_of_experts
+from engine.native.formats.gguf.file import GgufFile, GgufTensor, gguf_of, quantized_format
 from engine.native.formats.grouped import GroupedWeights
+from engine.native.formats.quantized.methods import scheme_of
+from engine.native.formats.quantized.reading import decoded
 from engine.native.formats.safetensors_files import all_files, are_named, named_files
+from engine.native.formats.tensors import StoredTensor, TensorFile
 
 WeightFormat: TypeAlias = Literal["auto", "bf16", "int8", "int4"]
 """auto: as the files have them; bf16: dequantized; int8 and int4: quantized while they are loaded."""
@@ -25,197 +27,35 @@ _QUANTIZED: dict[str, quantize.Quantize] = {"int8": quantize.int8, "int4": quant
 _MATRIX = re.compile(
     r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(experts\.\d+\.)?(gate|up|down))_proj\.weight|lm_head\.weight"
 )
-_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
-_ALL_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate_up|down)_proj")
-_DIMENSIONS = 3  # of a tensor of all experts
-# Weights that are quantized at once.
-_PIECE = 1 << 20
 
 
-class StoredTensor(Protocol):
-    """A tensor that is not read yet, as of safetensors' `get_slice`."""
+class RoundedCodes:
+    """A matrix that is quantized as it is read."""
 
-    def get_shape(self) -> list[int]:
-        """Return the shape, outputs first."""
-
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        """Read all of it, some rows, or some rows and columns."""
-
-
-class TensorFile(Protocol):
-    """An open file of tensors, as of safetensors' `safe_open`."""
-
-    def keys(self) -> list[str]:
-        """Return the names of all tensors."""
-
-    def get_slice(self, name: str) -> Any:
-        """Return a tensor's handle, a StoredTensor."""
-
-
-class QuantizedTensor:
-    """A matrix that is quantized as it is read, in pieces of rows. Its values are those of the quantized weights."""
-
-    def __init__(self, name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> None:
-        """`method` is int8 or int4; dense values are of `dtype`."""
-        self._name, self._stored, self.dtype = name, stored, dtype
+    def __init__(self, name: str, stored: StoredTensor, method: str) -> None:
+        """`method` is int8 or int4."""
+        self._name, self._stored = name, stored
         self._quantize = _QUANTIZED[method]
 
-    def get_shape(self) -> list[int]:
-        """Return the shape, outputs first."""
-        return self._stored.get_shape()
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, inputs = self._stored.get_shape()
+        return outputs, inputs
 
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        rows, columns = part if isinstance(part, tuple) else (ALL if part is ... else part, ALL)
-        begin, end, _ = rows.indices(self.get_shape()[0])
-        found = torch.empty((max(0, end - begin), self.get_shape()[1]), dtype=self.dtype)
-        for piece in self._pieces(begin, end):
-            values = torch.from_numpy(self._of_rows(piece).dense())
-            found[piece.start - begin : piece.stop - begin] = values
-        return found[:, columns] if columns != ALL else found
+    def grouped(self, begin: int, end: int) -> GroupedWeights:
+        """Return quantized outputs. Raises ModelUnsupported, with the name, if they cannot be quantized."""
+        return self._quantize(self._name, self._stored[begin:end].float().numpy())
 
-    def grouped(self, rows: slice = ALL) -> GroupedWeights:
-        """Return quantized rows. Raises ModelUnsupported, with the name, if they cannot be quantized."""
-        begin, end, _ = rows.indices(self.get_shape()[0])
-        parts = [self._of_rows(piece) for piece in self._pieces(begin, end)]
-        first = parts[0]
-        minimums = None if first.minimums is None else np.concatenate([_minimums(one) for one in parts])
-        codes, scales = (np.concatenate([one[field] for one in parts]) for field in (0, 1))
-        return GroupedWeights(codes, scales, minimums, first.zero, first.bits, first.group)
-
-    def place(self, expert: int, *, second: bool) -> "ExpertPlace":
-        """Return its place in a tensor of all experts: that which it was taken from, or the first or `second` half."""
-        if isinstance(self._stored, ExpertMatrix):
-            return self._stored.place
-        outputs = self.get_shape()[0]
-        return ExpertPlace(expert, range(outputs, 2 * outputs) if second else range(outputs), transposed=False)
-
-    def _pieces(self, begin: int, end: int) -> list[slice]:
-        step = max(1, _PIECE // prod(self.get_shape()[1:]))
-        return [slice(start, min(start + step, end)) for start in range(begin, end, step)]
-
-    def _of_rows(self, rows: slice) -> GroupedWeights:
-        return self._quantize(self._name, self._stored[rows].float().numpy())
+    def values(self, begin: int, end: int) -> npt.NDArray[np.float32]:
+        """Return the values of the quantized outputs."""
+        return self.grouped(begin, end).dense()
 
 
-class ExpertPlace(NamedTuple):
-    """Where a tensor of all experts has one expert's gate, up or down matrix.
-
-    The tensor is [experts, outputs, inputs]; `transposed`: [experts, inputs, outputs]. `outputs` are the matrix's.
-    """
-
-    expert: int
-    outputs: range
-    transposed: bool
-
-    def of(self, one: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, [outputs, inputs], in the part of its expert."""
-        plane = one.T if self.transposed else one
-        return plane[self.outputs.start : self.outputs.stop : self.outputs.step]
-
-
-class ExpertMatrix:
-    """One matrix of one expert, [outputs, inputs], in a tensor of all experts."""
-
-    def __init__(self, stored: StoredTensor, place: ExpertPlace) -> None:
-        """`stored` is the tensor of all experts."""
-        self._stored = stored
-        self.place = place
-
-    def get_shape(self) -> list[int]:
-        """Return the shape, outputs first."""
-        return [len(self.place.outputs), self._stored.get_shape()[1 if self.place.transposed else 2]]
-
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        rows, columns = part if isinstance(part, tuple) else (ALL if part is ... else part, ALL)
-        outputs = self.place.outputs[rows]
-        span = slice(outputs.start, outputs[-1] + 1) if outputs else slice(0, 0)
-        one = slice(self.place.expert, self.place.expert + 1)
-        read: Any = self._stored  # files read three slices too
-        found: torch.Tensor = read[one, :, span][0].T if self.place.transposed else read[one, span, :][0]
-        return found[:: outputs.step, columns]
-
-
-class QuantizedExperts:
-    """A tensor of all experts that is quantized as it is read. Its values are those of the quantized matrices."""
-
-    def __init__(self, shape: list[int], matrices: "Sequence[tuple[ExpertPlace, QuantizedTensor]]") -> None:
-        """`matrices` make up the tensor."""
-        self._shape = shape
-        self._experts: dict[int, list[tuple[ExpertPlace, QuantizedTensor]]] = defaultdict(list)
-        for place, matrix in matrices:
-            self._experts[place.expert].append((place, matrix))
-
-    def get_shape(self) -> list[int]:
-        """Return the shape, experts first."""
-        return self._shape
-
-    def expert(self, number: int) -> torch.Tensor:
-        """Return the part of one expert."""
-        found = torch.empty(self._shape[1:], dtype=self._experts[number][0][1].dtype)
-        for place, matrix in self._experts[number]:
-            place.of(found)[...] = matrix[...]
-        return found
-
-    def __getitem__(self, part: "EllipsisType | slice | tuple[slice, slice]") -> torch.Tensor:
-        found = torch.empty(self._shape, dtype=self._experts[0][0][1].dtype)
-        for number, one in enumerate(found):
-            one[...] = self.expert(number)
-        return found[part]
-
-
-def matrices_of_experts(tensors: Mapping[str, StoredTensor]) -> "dict[str, StoredTensor]":
-    """Return tensors with those of all experts replaced by their matrices, as files have them: one for each expert."""
-    found = dict(tensors)
-    for name in filter(is_of_all_experts, tensors):
-        experts, _, part = name.rpartition(".")
-        downs = f"{experts}.down_proj"
-        pair = [tensors[one] for one in (name, downs) if one in tensors]
-        if part == "down_proj" or [len(one.get_shape()) for one in pair] != [_DIMENSIONS] * 2:
-            continue
-        alternating = f"{name}_bias" in tensors  # as in GPT-OSS; others have gates, then ups
-        found |= _matrices(experts, found.pop(name), found.pop(downs), alternating=alternating)
-    return found
-
-
-def _matrices(experts: str, gates: StoredTensor, down: StoredTensor, *, alternating: bool) -> dict[str, StoredTensor]:
-    """Return the matrices of a layer's experts. Of two sides, only one can be twice as long as that of the other."""
-    count, *sides = gates.get_shape()
-    transposed = sides[1] == 2 * down.get_shape()[1]
-    both, hidden = sides[transposed], sides[not transposed]
-    gate, up = (range(0, both, 2), range(1, both, 2)) if alternating else (range(both // 2), range(both // 2, both))
-    parts = (("gate", gates, gate), ("up", gates, up), ("down", down, range(hidden)))
-    return {
-        f"{experts}.{one}.{part}_proj.weight": ExpertMatrix(stored, ExpertPlace(one, outputs, transposed))
-        for one in range(count)
-        for part, stored, outputs in parts
-    }
-
-
-def joined_experts(tensors: Mapping[str, StoredTensor]) -> "dict[str, StoredTensor]":
-    """Return tensors with the quantized matrices of experts joined, as transformers' modules have them."""
-    found: dict[str, StoredTensor] = {}
-    joined: dict[str, list[tuple[ExpertPlace, QuantizedTensor]]] = defaultdict(list)
-    for name, stored in tensors.items():
-        match = _EXPERT.fullmatch(name)
-        if not (match and isinstance(stored, QuantizedTensor)):
-            found[name] = stored
-            continue
-        experts, number, part = match.groups()
-        place = stored.place(int(number), second=part == "up")
-        joined[f"{experts}.{'down' if part == 'down' else 'gate_up'}_proj"].append((place, stored))
-    return found | {name: QuantizedExperts(_joined_shape(matrices), matrices) for name, matrices in joined.items()}
-
-
-def _joined_shape(matrices: "Sequence[tuple[ExpertPlace, QuantizedTensor]]") -> list[int]:
-    count = 1 + max(place.expert for place, _ in matrices)
-    outputs = 1 + max(place.outputs[-1] for place, _ in matrices)
-    place, matrix = matrices[0]
-    inputs = matrix.get_shape()[1]
-    return [count, inputs, outputs] if place.transposed else [count, outputs, inputs]
-
-
-def _minimums(weights: GroupedWeights) -> Any:
-    return weights.minimums
+def quantized_matrix(name: str, stored: StoredTensor, method: str, dtype: torch.dtype) -> CodedMatrix:
+    """Return a matrix that is quantized as it is read; dense values are of `dtype`. `method` is int8 or int4."""
+    place = stored.place if isinstance(stored, ExpertMatrix | CodedMatrix) else None
+    return CodedMatrix(RoundedCodes(name, stored, method), dtype, place)
 
 
 def is_quantized(name: str, *, tied: bool) -> bool:
@@ -226,11 +66,6 @@ def is_quantized(name: str, *, tied: bool) -> bool:
     return bool(_MATRIX.fullmatch(name)) or (tied and name == EMBEDDING)
 
 
-def is_of_all_experts(name: str) -> bool:
-    """Return whether a tensor has the gates and ups, or the downs, of all experts of a layer."""
-    return bool(_ALL_EXPERTS.fullmatch(name))
-
-
 def quantized(
     tensors: "dict[str, StoredTensor]", weights: WeightFormat, dtype: torch.dtype
 ) -> "dict[str, StoredTensor]":
@@ -239,7 +74,7 @@ def quantized(
         return tensors
     tied = HEAD not in tensors
     return {
-        name: QuantizedTensor(name, stored, weights, dtype) if is_quantized(name, tied=tied) else stored
+        name: quantized_matrix(name, stored, weights, dtype) if is_quantized(name, tied=tied) else stored
         for name, stored in tensors.items()
     }
 
@@ -247,20 +82,44 @@ def quantized(
 def quantized_modules(
     tensors: "dict[str, StoredTensor]", weights: WeightFormat, dtype: torch.dtype
 ) -> "dict[str, StoredTensor]":
-    """Return the same for transformers' modules, which have the matrices of all experts as one tensor."""
-    if weights not in _QUANTIZED:
-        return tensors
-    return joined_experts(quantized(matrices_of_experts(tensors), weights, dtype))
+    """Return the same for transformers' modules, which have the matrices of all experts as one tensor.
+
+    Raises ModelUnsupported as `joined_experts`.
+    """
+    given = quantized(matrices_of_experts(tensors), weights, dtype) if weights in _QUANTIZED else tensors
+    return joined_experts(given, dtype)
+
+
+def is_matrix(stored: StoredTensor) -> bool:
+    """Return whether a tensor is a matrix, or those of all experts, whose values have to be decoded."""
+    return isinstance(stored, CodedMatrix | JoinedExperts) or (isinstance(stored, GgufTensor) and stored.is_grouped)
+
+
+def stored_format(source: Path) -> str:
+    """Return the format of the quantized weights in a folder, or in a GGUF file, such as Q4_K or gptq int4 g128.
+
+    It is empty if they are dense. Of a GGUF file it is that of most of its quantized weights. Raises ModelUnsupported
+    if a file cannot be read.
+    """
+    gguf = gguf_of(source) if source.is_dir() else source
+    if gguf:
+        return quantized_format(gguf)
+    scheme = scheme_of(source)
+    if scheme is None:
+        return ""
+    files = files_of(source, torch.bfloat16)
+    return scheme.label if any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items()) else ""
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":
     """Open a folder's safetensors files, or its GGUF file; return the file of each tensor, none if it has no files.
 
     They are the files that `engine.model.checkpoint` reads; of safetensors files with other names all are read.
-    Quantized tensors of a GGUF file are decoded to `dtype`. Raises ModelUnsupported if a file cannot be read.
+    Quantized tensors are decoded to `dtype`. Raises ModelUnsupported if a file cannot be read, or has quantized weights
+    that the folder does not declare.
     """
     gguf = gguf_of(folder)
     if gguf:
         whole = GgufFile(gguf, dtype)
         return dict.fromkeys(whole.keys(), whole)
-    return named_files(folder) if are_named(folder) else all_files(folder)
+    return decoded(folder, named_files(folder) if are_named(folder) else all_files(folder), dtype)

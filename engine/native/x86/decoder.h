@@ -45,6 +45,10 @@ class Step {
       normed_.quantized = quantized_rows(s.quantized_normed, shared, d.hidden);
       if (!banded_) normed_.rest = quantized_rows(s.rest, shared, d.hidden);
       if (!banded_) gated_.quantized = quantized_rows(s.quantized_gated, tall, d.intermediate);
+      reordered_ = std::any_of(d.layer, d.layer + d.layers, [](const Layer& layer) { return layer.down.order; });
+      if (reordered_ && !banded_) {
+        gated_.unordered = {s.unordered.at_least(static_cast<size_t>(tall) * d.intermediate), d.intermediate};
+      }
     }
     const int most = banded_ ? band : std::min(tall, kMaxRows);
     for (auto& bench : s.benches) {
@@ -56,6 +60,7 @@ class Step {
       quantized_rows(bench->quantized_normed, band, d.hidden);
       quantized_rows(bench->rest, band, d.hidden);
       quantized_rows(bench->quantized_gated, band, d.intermediate);
+      if (reordered_) bench->unordered.at_least(static_cast<size_t>(band) * d.intermediate);
     }
     attention_ = {cache_of(*caches[0]),
                   {b.sequences, b.first, b.ends, nullptr, 0},
@@ -247,10 +252,19 @@ class Step {
   }
   Inputs gated_by(int thread, int row, int first, int inputs) {
     Bench& bench = *s_.benches[thread];
-    return {{bench.gated.at_least(0), inputs, row, first}, {bench.quantized_gated.at_least(0), inputs / kTile, row}};
+    return {{bench.gated.at_least(0), inputs, row, first},
+            {bench.quantized_gated.at_least(0), inputs / kTile, row},
+            {},
+            {bench.unordered.at_least(0), d_.intermediate, row}};
   }
 
-  void quantize_attended(int token) { quantize_row(plain_.at(token, 0), queries_, attended_.quantized, token); }
+  void quantize_attended(const Layer& layer, int token) {
+    quantize_row(plain_.at(token, 0), queries_, attended_.quantized, token, layer.output.order);
+  }
+
+  void quantize_gated(const Layer& layer, const Inputs& gated, int token) {
+    quantize_row(gated.unordered.at(token, 0), d_.intermediate, gated.quantized, token, layer.down.order);
+  }
 
   // The bias of the attention's output is added before the product.
   void add_bias(const Layer& layer, int token) {
@@ -261,7 +275,7 @@ class Step {
   // Adds the attention output of a band to the residual.
   void add_attended(const Layer& layer, int row, int rows) {
     for (int token = row; token < row + rows; ++token) {
-      if (layer.output.strips) quantize_attended(token);
+      if (layer.output.strips) quantize_attended(layer, token);
       add_bias(layer, token);
     }
     add(layer.output, attended_, {row, rows, 0, stride_});
@@ -271,7 +285,7 @@ class Step {
   void add_attended_together(const Layer& layer) {
     if (layer.output.strips || layer.output_bias) {
       team_.each(b_.tokens, [&](int token) {
-        if (layer.output.strips) quantize_attended(token);
+        if (layer.output.strips) quantize_attended(layer, token);
         add_bias(layer, token);
       });
     }
@@ -294,6 +308,7 @@ class Step {
       const int inputs = std::min(at_once, inner - first);
       const Inputs gated = gated_by(thread, row, first, inputs);
       gate(layer, normed, gated, {row, rows, 2 * first, 2 * std::min(inputs, d_.intermediate - first)});
+      for (int token = row; layer.down.order && token < row + rows; ++token) quantize_gated(layer, gated, token);
       for (int token = row; first + inputs > d_.intermediate && token < row + rows; ++token) {
         clear_end(gated.rows, token, d_.intermediate);
       }
@@ -305,6 +320,7 @@ class Step {
     add_attended_together(layer);
     team_.each(b_.tokens, [&](int token) { norm(token, layer.mlp_norm, layer.gates, normed_, token); });
     each_range(b_.tokens, 2 * d_.intermediate, 192, [&](const Range& range) { gate(layer, normed_, gated_, range); });
+    if (layer.down.order) team_.each(b_.tokens, [&](int token) { quantize_gated(layer, gated_, token); });
     each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.down, gated_, range); });
   }
 
@@ -322,14 +338,18 @@ class Step {
     });
   }
 
-  // The same as codes: 64 columns are a group of 32 gated values, except for the last 32.
+  // The same as codes, unless another order comes first: 64 columns are a group of 32 gated values, except for the last 32.
   void gate_quantized(const Layer& layer, const Inputs& normed, const Inputs& gated, const Range& range) {
     product(layer.gates.strips, normed.quantized, range, [&](int row, int column, int columns, const float* sums) {
       alignas(64) float line[kTile] = {};
       for (int half = 0; half < columns; half += 32) {
         for (int i = 0; i < 16; i += kLanes) store(line + half / 2 + i, gated_silu(load(sums + half + i), load(sums + half + 16 + i)));
       }
-      quantize(line, gated.quantized.at(row, column / 64), row % 16);
+      if (layer.down.order) {
+        std::memcpy(gated.unordered.at(row, column / 2), line, sizeof(float) * columns / 2);
+      } else {
+        quantize(line, gated.quantized.at(row, column / 64), row % 16);
+      }
     });
   }
 
@@ -357,7 +377,8 @@ class Step {
   operand* query_;        // [tokens][heads][head size]
   Inputs attended_{}, normed_{}, gated_{};
   Lines<float> plain_{};  // attention's output before it is quantized: [tokens][heads][head size]
-  bool grouped_ = false;  // some matrices are strips
+  bool grouped_ = false;    // some matrices are strips
+  bool reordered_ = false;  // some layers need another order of gated values
   bool banded_ = false;
   int bands_ = 0;
   int planned_ = -1;  // window that the pieces were planned for

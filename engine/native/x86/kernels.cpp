@@ -115,6 +115,11 @@ void quire_multiply_grouped(const Strip* strips, int32_t outputs, int32_t inputs
   });
 }
 
+// Reads the weights of one output of a matrix as float32.
+void quire_read_grouped(const Strip* strips, const int32_t* order, int32_t inputs, int32_t output, float* to) {
+  read_output({nullptr, {strips, output / kStrip + 1}, order}, inputs, output, to);
+}
+
 // Writes K and V of each token, contiguous [tokens][heads][size] of the type that the cache's are multiplied as, to its
 // slot.
 void quire_write(const CacheView* c, const void* key, const void* value, int32_t tokens, const int64_t* slots) {

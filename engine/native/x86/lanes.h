@@ -20,6 +20,10 @@ inline Vector load(const float* p) { return _mm512_loadu_ps(p); }
 inline Vector load(const _Float16* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+inline Vector load(const bf16* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
 inline void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
 inline Vector plus(Vector a, Vector b) { return _mm512_add_ps(a, b); }
 inline Vector minus(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
@@ -61,6 +65,10 @@ inline Vector filled(float value) { return _mm256_set1_ps(value); }
 inline Vector load(const float* p) { return _mm256_loadu_ps(p); }
 inline Vector load(const _Float16* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Vector load(const bf16* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline void store(float* p, Vector v) { _mm256_storeu_ps(p, v); }
 inline Vector plus(Vector a, Vector b) { return _mm256_add_ps(a, b); }

@@ -15,7 +15,8 @@
 
 namespace quire {
 
-// With a router, `gates` and `down` have the outputs of all experts one after the other, those of each padded to 16.
+// With a router, `gates` and `down` have the outputs of all experts one after the other, those of each padded to 16, and
+// no order.
 struct Layer {
   Matrix projections;  // q, k, v one after the other
   Matrix output;
@@ -49,7 +50,7 @@ struct Decoder {
   float epsilon, scaling;
   Experts experts;
   const Layer* layer;
-  Matrix embedding;  // the outputs are tokens
+  Matrix embedding;  // the outputs are tokens; rows are read in the order of their inputs
   Matrix head;       // the same if they are tied
   const float* final_norm;
   const float* cosine;  // [positions][head size / 2]
@@ -95,15 +96,19 @@ inline float root_of_mean_square(const float* x, int size, float epsilon) {
   return std::sqrt(squares / static_cast<float>(size) + epsilon);
 }
 
-// Stores a normalized row as the left operand of a product with `m`; `twice`: also what its quantization left. `plain`:
-// null, or the row as float32, padded with zeros to a multiple of 32.
+// Stores a normalized row as the left operand of a product with `m`, in its order; `twice`: also what its quantization
+// left. `plain`: null, or the row as float32, padded with zeros to a multiple of 32; then there is no order.
 inline void normalize(const float* x, int size, const float* weight, float epsilon, const Matrix& m, const Inputs& out, int row,
                       bool twice, float* plain = nullptr) {
   const float factor = 1.0f / root_of_mean_square(x, size, epsilon);
   for (int k = 0; k < size; k += 32) {
     alignas(64) float line[32];
     const int real = std::min(32, size - k);
-    for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
+    if (m.order) {
+      for (int i = 0; i < real; ++i) line[i] = x[m.order[k + i]] * factor * weight[m.order[k + i]];
+    } else {
+      for (int i = 0; i < real; ++i) line[i] = x[k + i] * factor * weight[k + i];
+    }
     for (int i = real; i < 32; ++i) line[i] = 0.0f;
     if (plain) std::memcpy(plain + k, line, sizeof(line));
     if (m.strips && twice) {

@@ -20,7 +20,7 @@ namespace quire {
 struct Bench {
   Buffer<operand> normed, gated;
   Buffer<RowGroup> quantized_normed, quantized_gated, rest;
-  Buffer<float> head;
+  Buffer<float> head, unordered;
 };
 
 // A row of an expert: its token, and the weight of the expert's result.
@@ -51,7 +51,7 @@ struct State {
   std::vector<std::unique_ptr<Candidates>> candidates;  // of each thread
   Buffer<float> hidden;
   Buffer<operand> queries, attended, normed, gated;
-  Buffer<float> plain;
+  Buffer<float> plain, unordered;
   Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated, rest;
   MixtureState mixture;
 };

@@ -183,6 +183,7 @@ def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     if as_json:
         named = {"model": model, "dtype": type_name, "kv_dtype": values["kv_dtype"], "parameters": shape.parameters}
         named["weights"] = shape.packed.format or type_name
+        named["stored_weights"] = shape.stored or None
         named["text_part_of"] = shape.text_part_of or None
         named["kept_bytes"] = found.kept_bytes(values["tensor_parallel"])
         click.echo(json.dumps(named | found.figures()))

@@ -148,6 +148,8 @@ def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:
         dense = packed.loaded == shape.weights_bytes
         beside = f", and {words} while a first start checks the CPU's kernels" if dense else ""
         return f"{shape.parameters:,} in {packed.format}{beside}"
+    if shape.stored:
+        words += f", dequantized from {shape.stored}"
     if ranks > 1:
         return f"{words}, shared by {ranks} ranks; what is not sliced is whole on each"
     if plan.weights_bytes > shape.weights_bytes:

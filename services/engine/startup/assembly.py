@@ -24,7 +24,7 @@ from engine.kinds.kinds_backend import CachingBackend, KindsBackend
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
 from engine.native.decoder import NativeDecoder
-from engine.native.formats.gguf_file import gguf_of
+from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import image_text_type
 from engine.native.kernels import Kernels, return_freed_memory
 from engine.proof.block_proof import BlockProof

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -109,12 +110,12 @@ def decoder_for(
     sizes = (_layer_caches(backend), positions, threads)
     how = weights_to_load(loaded.weights)
     if loaded.shape is not None and loaded.folder is not None:
-        return NativeDecoder(kernels, loaded.shape, FileWeights(loaded.folder, how), *sizes)
+        return _from_files(kernels, loaded.shape, FileWeights(loaded.folder, how), *sizes)
     if not (loaded.dtype == torch.bfloat16 and runs(loaded.model)):
         return None
     shape = LlamaShape.of(loaded.model)
     try:
-        decoder = NativeDecoder(kernels, shape, FileWeights(loaded.folder, how), *sizes)
+        decoder = _from_files(kernels, shape, FileWeights(loaded.folder, how), *sizes)
     except ModelUnsupported:  # other names or file formats
         decode(loaded.model)
         decoder = NativeDecoder(kernels, shape, ModuleWeights(loaded.model), *sizes)
@@ -122,4 +123,14 @@ def decoder_for(
         return None
     for parameter in loaded.model.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype)
+    return decoder
+
+
+def _from_files(kernels: Kernels, shape: LlamaShape, weights: FileWeights, *sizes: Any) -> NativeDecoder:
+    decoder = NativeDecoder(kernels, shape, weights, *sizes)
+    if dense := weights.dequantized:
+        sentence = (
+            "%d quantized matrices are dequantized to bfloat16, as no kernel multiplies them as they are: %s, ..."
+        )
+        log.info(sentence, len(dense), dense[0])
     return decoder

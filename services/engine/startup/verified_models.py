@@ -15,12 +15,12 @@ import torch
 from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import ExpertsShape, LlamaShape
 from engine.model.loaded import LoadedModel, fingerprint, fingerprint_of
-from engine.native import decoder, formats, grouped_strips, llama_weights
+from engine.native import decoder, formats, grouped_strips, llama_weights, matrix_packer
 from engine.native.kernels import Kernels
 
 _FORMATS = Path(str(formats.__file__)).parent
-_MODULES = (decoder, grouped_strips, llama_weights)
-_SOURCES = (*(Path(str(module.__file__)) for module in _MODULES), *sorted(_FORMATS.glob("*.py")))
+_MODULES = (decoder, grouped_strips, llama_weights, matrix_packer)
+_SOURCES = (*(Path(str(module.__file__)) for module in _MODULES), *sorted(_FORMATS.rglob("*.py")))
 
 log = logging.getLogger("quire.engine")
 

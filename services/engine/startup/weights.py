@@ -9,9 +9,9 @@ import torch
 from engine.model.decoded_weights import decode
 from engine.model.decoder import Decoder
 from engine.model.loaded import LoadedModel, dtype_name, fingerprint_of, with_kv_dtype
+from engine.model.packed_size import packed_matrices
 from engine.native.decoder import NativeDecoder
-from engine.native.formats.gguf_file import gguf_of, quantized_format
-from engine.native.formats.stored import WeightFormat
+from engine.native.formats.stored import WeightFormat, stored_format
 from engine.native.kernels import Kernels
 from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting
@@ -25,8 +25,8 @@ log = logging.getLogger("quire.engine")
 def packed_format(settings: EngineSettings, dtype: torch.dtype, kernels: Kernels | None) -> str:
     """Return the format in which the CPU's decoder is to keep a model's weights; empty if all are of `dtype`.
 
-    It is int8, int4, or the name of the format that most quantized weights of a GGUF file have. Raises InvalidSetting
-    if the requested format cannot be kept, and ModelUnsupported if the file cannot be read.
+    It is int8, int4, or the format of the quantized weights in the model's files (`stored_format`). Raises
+    InvalidSetting if the requested format cannot be kept, and ModelUnsupported if a file cannot be read.
     """
     requested = settings.weights
     if requested == "bf16" and dtype != torch.bfloat16:
@@ -36,8 +36,12 @@ def packed_format(settings: EngineSettings, dtype: torch.dtype, kernels: Kernels
         if fault:
             raise InvalidSetting(f"weights is {requested!r}, which only the CPU's kernels run, but {fault}")
         return requested
-    path = gguf_of(Path(settings.model))
-    stored = quantized_format(path) if path and requested == "auto" else ""
+    folder = Path(settings.model)
+    stored = stored_format(folder)
+    if stored and requested == "bf16":
+        fault = "weights is 'bf16'"
+    if stored and not fault and not packed_matrices(folder):
+        fault = "no kernel multiplies them as they are"
     if stored and fault:
         log.info("the weights in %s are dequantized to %s: %s", stored, dtype_name(dtype), fault)
     return "" if fault else stored

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.declared_quantization import quantization
-from engine.native.formats.gguf_header import gguf_of
+from engine.native.formats.gguf.header import gguf_of
+from engine.native.formats.quantized.declared import declaring_file
+from engine.native.formats.quantized.methods import file_with_own_name, matrices_of, scheme_of
 from engine.native.formats.safetensors_files import INDEX, ONE_FILE, are_named, placements
 from services.models.files.bounded_json import (
     MOST_TOKENIZER_BYTES,
@@ -31,7 +32,7 @@ from services.models.files.schemas import (
     check_schema,
 )
 from services.models.files.template_language import InvalidTemplate
-from services.models.files.tensor_headers import Shape, tensor_shapes
+from services.models.files.tensor_headers import Shape, TensorHeader, tensor_headers
 from services.models.gguf.file_check import check_gguf
 from services.models.tokenizer_settings import tokenizer_settings
 
@@ -85,13 +86,23 @@ def check_configuration(folder: Path) -> dict[str, Any]:
         raise InvalidModelFile(f"{CONFIG}: model_type is missing (the name of the architecture in transformers)")
     if schema := declared_schema(config):
         check_schema(CONFIG, schema, config)
-    if fault := quantization(folder) or name_fault(config):
+    if fault := _quantization_fault(folder):
+        raise InvalidModelFile(f"{declaring_file(folder)}: {fault}")
+    if fault := name_fault(config):
         raise InvalidModelFile(f"{CONFIG}: {fault}")
     for part in (config, config.get("text_config") or {}):
         check_relations(CONFIG, part)
     if (folder / GENERATION).is_file():
         _check_generation(folder / GENERATION, config)
     return config
+
+
+def _quantization_fault(folder: Path) -> str:
+    try:
+        scheme_of(folder)
+    except ModelUnsupported as error:
+        return str(error)
+    return ""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -160,25 +171,34 @@ def _check_weights(folder: Path, config: Mapping[str, Any]) -> None:
     try:
         if gguf := gguf_of(folder):
             check_gguf(gguf)
-        elif are_named(folder):
-            _check_sizes({**config, **(config.get("text_config") or {})}, _shapes(folder))
+        elif are_named(folder) or file_with_own_name(folder):
+            _check_sizes({**config, **(config.get("text_config") or {})}, _dense_shapes(folder, _headers(folder)))
         else:
             raise InvalidModelFile(_without_weights(folder))
     except ModelUnsupported as error:
         raise InvalidModelFile(str(error)) from error
 
 
-def _shapes(folder: Path) -> dict[str, Shape]:
-    """Return the shapes of all tensors. Raises InvalidModelFile, and ModelUnsupported for a wrong index."""
+def _dense_shapes(folder: Path, headers: Mapping[str, TensorHeader]) -> dict[str, Shape]:
+    """Return the shapes of all tensors, of quantized matrices those of their values. Raises ModelUnsupported."""
+    matrices = matrices_of(scheme_of(folder), headers)
+    plain = {name: header.shape for name, header in headers.items() if name not in matrices.parts}
+    return plain | {name: one.codes.shape for name, one in matrices.coded.items()}
+
+
+def _headers(folder: Path) -> dict[str, TensorHeader]:
+    """Return the headers of all tensors. Raises InvalidModelFile, and ModelUnsupported for a wrong index."""
+    if not are_named(folder) and (file := file_with_own_name(folder)):
+        return tensor_headers(file)
     if (folder / ONE_FILE).is_file():
-        return tensor_shapes(folder / ONE_FILE)
+        return tensor_headers(folder / ONE_FILE)
     read_object(folder / INDEX, MOST_TOKENIZER_BYTES)  # bounded, unlike what follows
     placed = placements(folder)
-    shapes = {name: tensor_shapes(folder / name) for name in sorted(set(placed.values()))}
+    headers = {name: tensor_headers(folder / name) for name in sorted(set(placed.values()))}
     for tensor, name in placed.items():
-        if tensor not in shapes[name]:
+        if tensor not in headers[name]:
             raise InvalidModelFile(f"{INDEX} places tensor {tensor} in {name}, which lacks it")
-    return {tensor: shapes[name][tensor] for tensor, name in placed.items()}
+    return {tensor: headers[name][tensor] for tensor, name in placed.items()}
 
 
 def _without_weights(folder: Path) -> str:

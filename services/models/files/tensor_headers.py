@@ -4,10 +4,12 @@ The format is described in https://huggingface.co/docs/safetensors: the header's
 and the tensors without gaps.
 """
 
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
@@ -17,6 +19,7 @@ from services.models.files.numbers import FileSchema
 # Of the library safetensors.
 _MOST_HEADER_BYTES = 100_000_000
 _SIZE_BYTES = 8
+_MOST_TEXT_BYTES = 1 << 16
 _LONGEST_NAME = 120
 _ABOUT = "__metadata__"
 _BITS = {
@@ -43,14 +46,41 @@ _ENTRIES = TypeAdapter(dict[str, _Entry])
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class TensorHeader:
+    """The type and shape of a tensor, used like the handles of safetensors. Only short texts are read.
+
+    `begin` is its place in the file, if that is known.
+    """
+
+    dtype: str
+    shape: Shape
+    file: Path | None = None
+    begin: int = 0
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, outputs first."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """Return safetensors' name of the type."""
+        return self.dtype
+
+    def __getitem__(self, _part: Any) -> Any:
+        """Read a short text, as uint8. Raises TypeError for other tensors, because a check reads no weights."""
+        if self.file is None or self.dtype != "U8" or prod(self.shape) > _MOST_TEXT_BYTES:
+            raise TypeError("only the header of the tensor is known")
+        return np.fromfile(self.file, np.uint8, prod(self.shape), offset=self.begin)
+
+
 class _Place(NamedTuple):
     begin: int
     end: int
     name: str
 
 
-def tensor_shapes(path: Path) -> dict[str, Shape]:
-    """Return the shape of each tensor in a file. Raises InvalidModelFile, with the tensor's name where one is wrong."""
+def tensor_headers(path: Path) -> dict[str, TensorHeader]:
+    """Return the header of each tensor in a file. Raises InvalidModelFile, with the name of a wrong tensor."""
     content, size = _header(path)
     try:
         declared: Any = from_json(content)
@@ -63,7 +93,11 @@ def tensor_shapes(path: Path) -> dict[str, Shape]:
     except ValueError as error:
         raise InvalidModelFile(f"{path.name} has a damaged header: {error}") from error
     _check_places(path.name, entries, size)
-    return {name: tuple(entry.shape) for name, entry in entries.items()}
+    data = _SIZE_BYTES + len(content)
+    return {
+        name: TensorHeader(entry.dtype, tuple(entry.shape), path, data + entry.data_offsets[0])
+        for name, entry in entries.items()
+    }
 
 
 def _header(path: Path) -> tuple[bytes, int]:

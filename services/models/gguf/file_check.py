@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_arrays import check_bytes, check_numbers, check_texts
-from engine.native.formats.gguf_header import GgufHeader, read_header
-from engine.native.formats.llama_names import ARCHITECTURES, names_of
-from engine.native.formats.llama_tensors import check_tensors
-from engine.native.formats.metadata_sizes import check_sizes
+from engine.native.formats.gguf.arrays import check_bytes, check_numbers, check_texts
+from engine.native.formats.gguf.header import GgufHeader, read_header
+from engine.native.formats.gguf.llama_names import ARCHITECTURES, names_of
+from engine.native.formats.gguf.llama_tensors import check_tensors
+from engine.native.formats.gguf.metadata_sizes import check_sizes
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.files.chat_templates import TemplateSource
 from services.models.files.numbers import (
@@ -95,23 +95,31 @@ class GgufMetadata(FileSchema):
     fim_mid: TokenId | None = said("the token before what fills a gap", "tokenizer.ggml.fim_mid_token_id")
 
 
-def check_gguf(path: Path) -> None:
-    """Check the header of a GGUF file: its tensors lie in the file, and its metadata have their types and bounds.
+def check_gguf(path: Path) -> tuple[Path, ...]:
+    """Check the header of a GGUF file, and those of the parts that follow it; return the paths of all of them.
 
-    Raises InvalidModelFile.
+    Its tensors lie in the files, and its metadata have their types and bounds. Raises InvalidModelFile.
     """
     try:
         header = read_header(path)
-        _check_metadata(path.name, header)
-        _check_arrays(header)
-        _check_ids(header)
-        check_sizes(header)
-        if header.architecture in ARCHITECTURES:
-            names_of(header)
-            check_tensors(header)
+    except ModelUnsupported as error:  # with the name of the part
+        raise InvalidModelFile(str(error)) from error
+    try:
+        _check_header(path.name, header)
     except ModelUnsupported as error:
-        named = str(error).startswith(path.name)
-        raise InvalidModelFile(str(error) if named else f"{path.name}: {error}") from error
+        raise InvalidModelFile(f"{path.name}: {error}") from error
+    return header.files
+
+
+def _check_header(name: str, header: GgufHeader) -> None:
+    """Raise InvalidModelFile or ModelUnsupported if the metadata or the tensors are not as they should be."""
+    _check_metadata(name, header)
+    _check_arrays(header)
+    _check_ids(header)
+    check_sizes(header)
+    if header.architecture in ARCHITECTURES:
+        names_of(header)
+        check_tensors(header)
 
 
 def keys(architecture: str) -> dict[str, str]:

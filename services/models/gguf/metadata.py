@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.gguf_arrays import read_bytes, read_numbers, read_texts
-from engine.native.formats.gguf_header import GgufHeader, read_header
+from engine.native.formats.gguf.arrays import read_bytes, read_numbers, read_texts
+from engine.native.formats.gguf.header import GgufHeader, read_header
 
 TOKENS, TYPES, SCORES, MERGES = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 MODEL, CHARSMAP = "tokenizer.ggml.model", "tokenizer.ggml.precompiled_charsmap"

@@ -13,7 +13,7 @@ from engine.model import weights
 from engine.model.decoded_weights import decode
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
-from engine.native.formats.gguf_header import read_header
+from engine.native.formats.gguf.header import read_header
 from engine.run.runner import ModelRunner
 from services.models.model_store import resolve
 from tests.engine.decoding import logits as logits_of

@@ -198,7 +198,7 @@ def test_a_configuration_without_a_part_for_text_is_read_as_by_transformers(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"quantized \(awq, 4 bits\)"),
+        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, r"quantized \(hqq, 4 bits\)"),
         ({"text_config": {"model_type": "mllama_text_model"}}, "text part of type 'mllama_text_model'"),
         ({"rms_norm_eps": 1e-05}, "has rms_norm_eps 1e-05, but its text_config 1e-06"),
         ({"model_type": "blip-2"}, "models of type 'blip-2' are no causal language models"),

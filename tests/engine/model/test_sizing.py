@@ -1,5 +1,6 @@
 """Predicted memory equals the engine's memory, and the numbers of the PagedAttention paper are reproduced."""
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,32 @@ from engine.model.sizing import (
     blocks_within,
     cache_bytes,
 )
+from engine.native.grouped_strips import packed_bytes
+from engine.native.llama_weights import FileWeights
 from engine.run.sampling import Draw, sample_on_device
 from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import RowRules
 from tests.engine.families import FAMILIES, FURTHER, Checkpoint, Family
 from tests.engine.model.peak_memory import peak_bytes
+from tests.gguf_models import MIXED, Type, write_llama
 
 GIB = 1 << 30
 ALL = FAMILIES | {name: Family(name, config) for name, config in FURTHER.items()}
 
 
 # The model, by its configuration
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4", "mixed"])
+def test_the_header_of_a_gguf_file_predicts_its_packed_weights(kind: str, tmp_path: Path) -> None:
+    """Of Q2_K and Q3_K, the kernels' codes have more bits than the file's."""
+    types = MIXED if kind == "mixed" else dict.fromkeys(MIXED, Type[kind])
+    path = write_llama(tmp_path / "tiny.gguf", types)
+    files = FileWeights(tmp_path)
+    sizes = [
+        packed_bytes(one) if (one := files.grouped(name)) else 2 * prod(files.shape(name) or ()) for name in files.names
+    ]
+    assert read_shape(path, torch.bfloat16).packed.packed == sum(sizes)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -50,9 +66,9 @@ def test_the_configuration_predicts_the_loaded_model(name: str, checkpoint: Chec
 
 
 def test_a_quantized_configuration_is_refused_with_the_reason(tmp_path: Path) -> None:
-    CONFIG_MAPPING["llama"](quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(tmp_path / "gptq")
-    with pytest.raises(ModelUnsupported, match=r"^gptq: its weights are quantized"):
-        read_shape(tmp_path / "gptq", torch.float32)
+    CONFIG_MAPPING["llama"](quantization_config={"quant_method": "hqq"}).save_pretrained(tmp_path / "hqq")
+    with pytest.raises(ModelUnsupported, match=r"^hqq: its weights are quantized"):
+        read_shape(tmp_path / "hqq", torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from engine.model.decoded_weights import decode
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.model.model_shape import read_shape
+from engine.native import matrix_packer
 from engine.native.cpu_backend import CpuBackend
 from engine.native.decoder import NativeDecoder
 from engine.native.formats.stored import WeightFormat
@@ -68,6 +69,16 @@ def test_a_sequence_gets_the_same_logits_alone_and_in_a_batch(kernels: Kernels, 
     together = logits(runner, *parts)
     for number in (0, count // 2, count - 1):
         assert torch.equal(logits(runner, parts[number])[0], together[number])
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+def test_experts_that_are_packed_in_pieces_give_the_same_logits(
+    kernels: Kernels, folder: Path, weights: WeightFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [(prompt(5 * number, number), 0, (2 * number, 2 * number + 1)) for number in range(1, 7)]
+    whole = logits(runner_of(kernels, folder, weights, packed=True), *parts)
+    monkeypatch.setattr(matrix_packer, "_PIECE", 1024)
+    assert torch.equal(logits(runner_of(kernels, folder, weights, packed=True), *parts), whole)
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])

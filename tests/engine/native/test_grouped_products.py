@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.native.formats.grouped import GroupedWeights, TwoLevel
-from engine.native.grouped_strips import pack_strips, strips_size
+from engine.native.formats.grouped import GroupedWeights
+from engine.native.grouped_strips import FORMATS, format_of, pack_strips, packed_bytes, strips_size
 from engine.native.kernels import Kernels
 from tests.engine import native_kernels
+from tests.engine.grouped_weights import KINDS, in_groups_of_32, random_weights, step_of
 
 EPSILON = 2.0**-23
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "int8", "Q4_K", "Q5_K", "Q6_K")
 CLASSES = ("avx512-bf16", "avx2")  # no class of tiles multiplies them in another way
+COUNTS = (1, 2, 3, 5, 7, 16, 17, 40)
+SIZES = {1: [(16, 33), (37, 100)], 256: [(16, 256), (37, 512)]}
+OTHER_SIZES = [(1, 32), (16, 64), (37, 96), (83, 320)]
 
 
 @pytest.fixture(scope="module", params=CLASSES)
@@ -21,37 +24,13 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return native_kernels.kernels(request.param)
 
 
-def random_weights(kind: str, outputs: int, inputs: int) -> GroupedWeights:
-    """Return weights of a format with all codes, and scales of different sizes."""
-    random = np.random.default_rng(outputs * inputs)
-    bits = {"int8": 8}.get(kind) or int(kind[1])
-    group = {"int8": inputs, "Q6_K": 16}.get(kind, 32)
-    codes = random.integers(0, 1 << bits, (outputs, inputs), dtype=np.uint8)
-    shape = (outputs, inputs // group)
-    scales = random.uniform(-1, 1, shape).astype(np.float16).astype(np.float32)
-    minimums = random.uniform(-9, 9, shape).astype(np.float16).astype(np.float32) if kind.endswith("_1") else None
-    levels = random_levels(random, kind, outputs, inputs // group, inputs // 256) if kind.endswith("_K") else None
-    if levels is not None:
-        units = 256 // group
-        scales = np.repeat(levels.super_scales, units, axis=1) * levels.scale_codes.astype(np.float32)
-        if levels.minimum_codes is not None and levels.super_minimums is not None:
-            minimums = -np.repeat(levels.super_minimums, units, axis=1) * levels.minimum_codes.astype(np.float32)
-    return GroupedWeights(codes, scales, minimums, 1 << (bits - 1), bits, group, levels)
-
-
-def random_levels(random: np.random.Generator, kind: str, outputs: int, groups: int, supers: int) -> TwoLevel:
-    def units() -> np.ndarray:
-        return random.uniform(0, 1, (outputs, supers)).astype(np.float16).astype(np.float32)
-
-    if kind == "Q6_K":
-        return TwoLevel(random.integers(-128, 128, (outputs, groups), dtype=np.int8), units(), None, None)
-    codes = (random.integers(0, 64, (outputs, groups), dtype=np.uint8) for _ in range(2))
-    return TwoLevel(next(codes), units(), next(codes), units())
-
-
 def packed(kernels: Kernels, weights: GroupedWeights, threads: int = 1) -> tuple[torch.Tensor, np.ndarray]:
     memory = kernels.zeros([strips_size(kernels, weights)], torch.uint8)
     return memory, pack_strips(kernels, weights, memory, threads)
+
+
+def sizes_of(kind: str) -> list[tuple[int, int]]:
+    return SIZES.get(step_of(kind), []) + (OTHER_SIZES if step_of(kind) < 256 else [])
 
 
 def exact_rows(count: int, inputs: int) -> torch.Tensor:
@@ -63,26 +42,104 @@ def exact_rows(count: int, inputs: int) -> torch.Tensor:
     return torch.from_numpy(codes * np.repeat(groups, 32, axis=1)[:, :inputs])
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_products_of_rows_that_need_no_rounding_are_those_of_float64(kernels: Kernels, kind: str) -> None:
-    sizes = [(16, 256), (37, 512)] if kind.endswith("_K") else [(1, 32), (16, 64), (37, 96), (83, 320)]
-    for (outputs, inputs), threads in product(sizes, (1, 2)):
+    for (outputs, inputs), threads in product(sizes_of(kind), (1, 2)):
         weights = random_weights(kind, outputs, inputs)
         memory, strips = packed(kernels, weights, threads)
-        dense = weights.dense().astype(np.float64)
-        for count in (1, 2, 3, 5, 7, 16, 17, 40):
+        for count in COUNTS:
             rows = exact_rows(count, inputs)
             found = kernels.multiply_grouped(strips, outputs, rows, threads).numpy()
-            exact = rows.numpy().astype(np.float64) @ dense.T
-            assert np.abs(found - exact).max() <= bound(rows.numpy(), weights)
+            assert error_of(found, rows, weights) <= bound(rows.numpy(), weights)
         del memory
+
+
+def error_of(found: np.ndarray, rows: torch.Tensor, weights: GroupedWeights) -> float:
+    exact = rows.numpy().astype(np.float64) @ weights.dense().astype(np.float64).T
+    return float(np.abs(found - exact).max())
 
 
 def bound(rows: np.ndarray, weights: GroupedWeights) -> float:
     """Return the most that float32 sums of all groups' sums can be wrong by: a few roundings of each group."""
-    largest = np.abs(weights.codes.astype(np.float64) - (weights.zero if weights.minimums is None else 0)).max()
-    scale = np.abs(weights.scales).max() * largest
+    numbers = weights.codes.astype(np.float64) - (weights.zero if weights.minimums is None else 0)
+    if weights.zeros is not None:
+        numbers = weights.codes.astype(np.float64) - np.repeat(weights.zeros, weights.group, axis=1)
+    if weights.table is not None:
+        numbers = weights.table.astype(np.float64)
+    scale = np.abs(weights.scales).max() * np.abs(numbers).max()
     if weights.minimums is not None:
         scale += np.abs(weights.minimums).max()
     groups = rows.shape[1] / 16
     return float((groups + 4) * EPSILON * np.abs(rows).astype(np.float64).sum(axis=1).max() * scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_numbers_do_not_overflow(kernels: Kernels, kind: str) -> None:
+    """Some kernels add products in 16 bits."""
+    outputs, inputs = 16, max(64, step_of(kind))
+    weights = random_weights(kind, outputs, inputs)
+    for code in range(1 << weights.bits) if weights.bits < 8 else (0, 1, 127, 128, 255):
+        same = weights._replace(codes=np.full((outputs, inputs), code, dtype=np.uint8))
+        memory, strips = packed(kernels, same)
+        rows = torch.full((3, inputs), 127.0) * torch.tensor([[1.0], [-1.0], [1.0]])
+        rows[2, ::2] = -127.0
+        found = kernels.multiply_grouped(strips, outputs, rows, 1).numpy()
+        assert error_of(found, rows, same) <= bound(rows.numpy(), weights)
+        del memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_an_embedding_are_exactly_those_of_its_weights(kernels: Kernels, kind: str) -> None:
+    for outputs, inputs in sizes_of(kind):
+        weights = random_weights(kind, outputs, inputs)
+        order = np.random.default_rng(inputs).permutation(inputs)
+        ordered = weights._replace(order=order)
+        memory, strips = packed(kernels, weights)
+        for output in {0, outputs // 2, outputs - 1}:
+            assert np.array_equal(kernels.read_grouped(strips, inputs, output), weights.dense()[output])
+            found = kernels.read_grouped(strips, inputs, output, order.astype(np.int32))
+            assert np.array_equal(found, ordered.dense()[output])
+        del memory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_multiplied_alike_alone_and_with_others(kernels: Kernels, kind: str) -> None:
+    outputs, inputs = 37, 2 * step_of(kind) if step_of(kind) > 1 else 100
+    memory, strips = packed(kernels, random_weights(kind, outputs, inputs))
+    rows = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1))
+    together = kernels.multiply_grouped(strips, outputs, rows, 2)
+    for row in (0, 5, 17, 39):
+        assert torch.equal(kernels.multiply_grouped(strips, outputs, rows[row : row + 1].clone(), 2)[0], together[row])
+    del memory
+
+
+def test_strips_of_different_formats_are_multiplied_at_once(kernels: Kernels) -> None:
+    """As of pieces of one matrix whose scales have different ranges."""
+    parts = [random_weights(kind, 16, 64) for kind in ("AWQ", "W4A16 asymmetric", "NVFP4", "NVFP4", "int4")]
+    memories, strips = zip(*(packed(kernels, one) for one in parts), strict=True)
+    rows = exact_rows(9, 64)
+    found = kernels.multiply_grouped(np.concatenate(strips), 80, rows, 1).numpy()
+    for number, weights in enumerate(parts):
+        assert error_of(found[:, number * 16 : number * 16 + 16], rows, weights) <= bound(rows.numpy(), weights)
+    del memories
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_bytes_are_those_of_the_kernels(kernels: Kernels, kind: str) -> None:
+    for outputs, inputs in sizes_of(kind):
+        weights = random_weights(kind, outputs, inputs)
+        assert packed_bytes(weights) == packed_bytes(weights._replace(codes=weights.codes), outputs)
+        assert packed_bytes(weights) == strips_size(kernels, weights)
+
+
+def test_every_format_has_the_size_that_the_kernels_give_it(kernels: Kernels) -> None:
+    for number, one in enumerate(FORMATS):
+        for inputs in (1, 16, 32, 33, 96, 256, 2048, 2304, 14336):
+            assert one.strip_bytes(inputs) == kernels.strip_bytes(number, inputs)
+
+
+def test_scales_that_files_repeat_are_packed_once(kernels: Kernels) -> None:
+    weights = random_weights("IQ4_XS", 16, 512)
+    assert format_of(weights) == format_of(in_groups_of_32(weights))
+    (first, _), (other, _) = packed(kernels, weights), packed(kernels, in_groups_of_32(weights))
+    assert torch.equal(first, other)

@@ -14,7 +14,7 @@ from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
 from engine.model.staging import Staging
-from engine.native.formats.gguf_file import GgufFile
+from engine.native.formats.gguf.file import GgufFile
 from engine.parallel import OneRank, Shard
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.sliced_weights import ALL, SlicedWeights

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine.errors import ModelUnsupported
+from engine.model.gguf_configuration import gguf_configuration
 from engine.model.loading import load_model
-from engine.native.formats.gguf_file import GgufFile
+from engine.native.formats.gguf.file import GgufFile
 from engine.parallel.loading import ModelFolder
 from services.models.files.bounded_json import InvalidModelFile
 from services.models.gguf.file_check import check_gguf
@@ -169,6 +170,22 @@ def test_other_families_are_loaded_by_transformers_and_not_by_several_ranks(tmp_
     assert torch.equal(loaded["transformer.h.1.mlp.c_proj.weight"], values.T)
     with pytest.raises(ModelUnsupported, match="of GGUF files, several ranks can share Llama-shaped models only"):
         ModelFolder(tmp_path / "folder", 2)
+
+
+def test_a_model_that_transformers_reads_is_refused_in_several_parts(tmp_path: Path) -> None:
+    path = write_gpt2(tmp_path / "tiny.gguf", part_tensors=20)
+    with pytest.raises(ModelUnsupported, match=r"^models of gpt2 are read from one file, not from 2 parts: merge them"):
+        convert(path, tmp_path / "folder")
+
+
+def test_gpt_oss_is_refused_with_what_helps_before_weights_are_read(tmp_path: Path) -> None:
+    """transformers knows its name, but other tensors than those of llama.cpp's converter."""
+    path = write_gpt2(tmp_path / "tiny.gguf", architecture="gpt-oss")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    sentence = r"its general\.architecture is 'gpt-oss', which is not read: use its safetensors files in MXFP4$"
+    for read in (gguf_configuration, lambda _path: load_model(tmp_path, torch.float32, torch.device("cpu"))):
+        with pytest.raises(ModelUnsupported, match=sentence):
+            read(path)
 
 
 def test_sizes_that_no_tensor_of_the_file_has_are_refused_for_all_families(tmp_path: Path) -> None:

@@ -23,7 +23,14 @@ from transformers import AutoConfig, AutoTokenizer
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from services.models import model_store
-from services.models.model_store import DEMO_WHEELS, ModelUnavailable, build_once, default_cache, resolve
+from services.models.model_store import (
+    DEMO_WHEELS,
+    ModelUnavailable,
+    build_once,
+    configuration,
+    default_cache,
+    resolve,
+)
 from tests.sound_folder import write_sound_folder
 
 ONE_SENTENCE = re.compile(r"[^\n]+[^.\n]\.")
@@ -52,11 +59,14 @@ def linked(tiny_gguf: Path) -> Path:
     return cache
 
 
-def write_tiny_llama(path: Path) -> None:
-    """Write a Llama of one layer with random weights, a token for each byte and one for "ab"."""
+def write_tiny_llama(path: Path, part_tensors: int = 0) -> None:
+    """Write a Llama of one layer with random weights, a token for each byte and one for "ab".
+
+    `part_tensors`, if not 0, is the number of tensors of a part of several.
+    """
     width, inner, vocabulary = 32, 64, 260
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=part_tensors)
     writer.add_context_length(64)
     writer.add_embedding_length(width)
     writer.add_block_count(1)
@@ -133,6 +143,26 @@ def test_a_gguf_file_becomes_a_folder_with_a_link_to_it(linked: Path, tiny_gguf:
     assert {path.name for path in folder.iterdir()} >= {"config.json", "generation_config.json", "tokenizer.json"}
     assert (folder / tiny_gguf.name).readlink() == tiny_gguf
     assert not list(folder.glob("*.safetensors"))
+
+
+def test_a_gguf_file_of_several_parts_becomes_a_folder_with_a_link_to_each(tmp_path: Path) -> None:
+    """Also if the parts are links themselves, as in a snapshot of the hub's cache."""
+    (tmp_path / "blobs").mkdir()
+    write_tiny_llama(tmp_path / "tiny.gguf", part_tensors=6)
+    names = [f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, name in enumerate(names):
+        (tmp_path / name).rename(tmp_path / "blobs" / str(number))
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / str(number))
+    assert configuration(str(tmp_path / names[0]), tmp_path / "cache", Stages()) == tmp_path / names[0]
+    folder = resolve(str(tmp_path / names[0]), tmp_path / "cache", Stages())
+    assert sorted(path.name for path in folder.glob("*.gguf")) == names
+    load_model(folder, torch.float32, torch.device("cpu"))
+    assert "give the first, tiny-00001-of-00002.gguf" in assert_unavailable(str(tmp_path / names[1]), tmp_path)
+    (tmp_path / names[1]).unlink()
+    missing = f"{names[1]} cannot be read: it is missing"
+    assert missing in assert_unavailable(str(tmp_path / names[0]), tmp_path / "cache")
+    with pytest.raises(ModelUnsupported, match=f"{names[1]} is a link to {tmp_path / names[1]}, which is gone"):
+        load_model(folder, torch.float32, torch.device("cpu"))
 
 
 def test_a_gguf_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 // Exact integer products of a tile's codes and of quantized rows, in int32 sums for each output.
 //
 // With AVX512 by VNNI's products of unsigned and signed bytes. With AVX2 by products of bytes whose 16-bit pairs do not
-// overflow: several steps of few bits are added in 16 bits; codes of 8 bits become signed, and the sign goes to the row.
+// overflow: several steps of small numbers are added in 16 bits; large ones are signed, and the sign goes to the row.
 #pragma once
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -28,6 +29,9 @@ template <typename Work, int... numbers>
 using Integers = __m512i;
 inline Integers repeated(int32_t value) { return _mm512_set1_epi32(value); }
 inline Integers load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Integers looked_up(const uint8_t (&table)[16], Integers codes) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table))), codes);
+}
 template <int by>
 Integers raised(Integers v) { return _mm512_slli_epi16(v, by); }
 template <int by>
@@ -35,13 +39,18 @@ Integers lowered(Integers v) { return _mm512_srli_epi16(v, by); }
 inline Integers masked(Integers v, uint8_t mask) { return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(mask))); }
 inline Integers both(Integers a, Integers b) { return _mm512_or_si512(a, b); }
 inline Integers increased(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers sums_of_pairs(Integers a, Integers b) { return _mm512_madd_epi16(a, b); }
+inline Integers widened_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Vector to_floats(Integers v) { return _mm512_cvtepi32_ps(v); }
-inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(widened_bytes(p)); }
 inline Vector lanes_of(const int8_t* p) { return to_floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
 #else
 using Integers = __m256i;
 inline Integers repeated(int32_t value) { return _mm256_set1_epi32(value); }
 inline Integers load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Integers looked_up(const uint8_t (&table)[16], Integers codes) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table))), codes);
+}
 template <int by>
 Integers raised(Integers v) { return _mm256_slli_epi16(v, by); }
 template <int by>
@@ -49,8 +58,10 @@ Integers lowered(Integers v) { return _mm256_srli_epi16(v, by); }
 inline Integers masked(Integers v, uint8_t mask) { return _mm256_and_si256(v, _mm256_set1_epi8(static_cast<char>(mask))); }
 inline Integers both(Integers a, Integers b) { return _mm256_or_si256(a, b); }
 inline Integers increased(Integers a, Integers b) { return _mm256_add_epi32(a, b); }
+inline Integers sums_of_pairs(Integers a, Integers b) { return _mm256_madd_epi16(a, b); }
+inline Integers widened_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
 inline Vector to_floats(Integers v) { return _mm256_cvtepi32_ps(v); }
-inline Vector lanes_of(const uint8_t* p) { return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+inline Vector lanes_of(const uint8_t* p) { return to_floats(widened_bytes(p)); }
 inline Vector lanes_of(const int8_t* p) { return to_floats(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 #endif
 
@@ -76,6 +87,29 @@ template <int bits, int step>
   return low;
 }
 
+// What the sums of a row begin with, so that numbers count from each output's zero on. Zeros are in the low 16 bits, others
+// are 0. The sum of a tile's codes has 16 bits, too.
+inline Integers initial_sum(int32_t minus_sum, Integers zeros) { return sums_of_pairs(repeated(minus_sum), zeros); }
+
+// The numbers of a format's 16 codes, increased.
+struct alignas(16) Numbers {
+  uint8_t of_code[16];
+
+  constexpr Numbers(const Format& format, int by) : of_code{} {
+    for (int code = 0; code < 16; ++code) of_code[code] = static_cast<uint8_t>(format.number_of(code) + by);
+  }
+};
+template <Format format, int by>
+inline constexpr Numbers kNumbers{format, by};
+
+// What is multiplied in one step, of the outputs of one vector: unsigned, format.zero() more than the numbers.
+template <Format format, int step>
+[[gnu::always_inline]] inline Integers unsigned_of(const uint8_t* tile, int part) {
+  const Integers codes = codes_of<format.bits, step>(tile, part);
+  if constexpr (format.table != Table::kNone) return looked_up(kNumbers<format, format.zero()>.of_code, codes);
+  return codes;
+}
+
 // Four adjacent codes of a row, for all outputs.
 inline Integers four_inputs(const int8_t* codes) {
   int32_t bits;
@@ -94,19 +128,24 @@ constexpr int place_of(int step, std::integer_sequence<int, steps...>) {
 }
 
 #if defined(__AVX512F__)
-// What the sums of a row begin with, so that codes count from zero on.
-template <int bits, bool minimums>
+// The same with one zero for all outputs.
+template <Format format>
 Integers initial_sum(int32_t minus_sum) {
-  return repeated(minimums ? 0 : minus_sum * (1 << (bits - 1)));
+  return repeated(minus_sum * format.zero());
+}
+
+template <Format format>
+Integers zeros_of(const uint8_t* zeros) {
+  return widened_bytes(zeros);
 }
 
 // Adds products of codes and rows, 32 bytes apart, to the sums of `rows` rows and `strips` strips.
-template <int bits, int rows, int strips, typename Steps>
+template <Format format, int rows, int strips, typename Steps>
 [[gnu::always_inline]] inline void add_steps(Integers (&sums)[rows][strips * kParts], const uint8_t* const (&tiles)[strips],
                                              const int8_t* codes, Steps steps) {
   each_constant(steps, [&](auto step) __attribute__((always_inline)) {
     Integers right[strips];
-    for (int strip = 0; strip < strips; ++strip) right[strip] = codes_of<bits, step>(tiles[strip], 0);
+    for (int strip = 0; strip < strips; ++strip) right[strip] = unsigned_of<format, step>(tiles[strip], 0);
     for (int row = 0; row < rows; ++row) {
       const Integers left = four_inputs(codes + row * kTile + step * 4);
       for (int strip = 0; strip < strips; ++strip) sums[row][strip] = _mm512_dpbusd_epi32(sums[row][strip], right[strip], left);
@@ -114,41 +153,62 @@ template <int bits, int rows, int strips, typename Steps>
   });
 }
 #else
-// Codes of 8 bits are multiplied as signed numbers.
-template <int bits, bool minimums>
+// Whether unsigned numbers are so large that two of their products overflow 16 bits.
+template <Format format>
+constexpr bool kSigned = format.bits == 8 || format.table == Table::kIq4nl;
+
+template <Format format>
 Integers initial_sum(int32_t minus_sum) {
-  return repeated(minimums || bits == 8 ? 0 : minus_sum * (1 << (bits - 1)));
+  return repeated(kSigned<format> ? 0 : minus_sum * format.zero());
 }
 
-// Steps whose products can be added in 16 bits: (2^bits - 1) * 2 * 127 each.
-template <int bits>
-constexpr int kRun = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+template <Format format>
+Integers zeros_of(const uint8_t* zeros) {
+  if constexpr (!kSigned<format>) return widened_bytes(zeros);
+  const Integers less = _mm256_sub_epi16(widened_bytes(zeros), _mm256_set1_epi16(static_cast<int16_t>(format.zero())));
+  return _mm256_and_si256(less, repeated(0xffff));
+}
+
+// What is multiplied in one step: signed, or unsigned.
+template <Format format, int step>
+[[gnu::always_inline]] inline Integers numbers_of(const uint8_t* tile, int part) {
+  if constexpr (!kSigned<format>) return unsigned_of<format, step>(tile, part);
+  const Integers codes = codes_of<format.bits, step>(tile, part);
+  if constexpr (format.table != Table::kNone) return looked_up(kNumbers<format, 0>.of_code, codes);
+  return _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+}
+
+// Steps whose products can be added in 16 bits: 2 * 127 times the largest number each.
+template <Format format>
+constexpr int kRun = kSigned<format>                 ? 1
+                     : format.table == Table::kE2m1  ? 4
+                     : format.bits == 4              ? 8
+                     : format.bits == 5              ? 4
+                                                     : 2;
 
 // Sums of two products of bytes.
-template <int bits>
+template <Format format>
 [[gnu::always_inline]] inline Integers pairs_of(Integers right, Integers left) {
-  if constexpr (bits == 8) return _mm256_maddubs_epi16(_mm256_abs_epi8(right), _mm256_sign_epi8(left, right));
+  if constexpr (kSigned<format>) return _mm256_maddubs_epi16(_mm256_abs_epi8(right), _mm256_sign_epi8(left, right));
   return _mm256_maddubs_epi16(right, left);
 }
 
-template <int bits, int rows, int strips, typename Steps>
+template <Format format, int rows, int strips, int... all>
 [[gnu::always_inline]] inline void add_steps(Integers (&sums)[rows][strips * kParts], const uint8_t* const (&tiles)[strips],
-                                             const int8_t* codes, Steps steps) {
+                                             const int8_t* codes, std::integer_sequence<int, all...> steps) {
+  constexpr int run = std::min(kRun<format>, static_cast<int>(sizeof...(all)));
   Integers pairs[rows][strips * kParts];
   each_constant(steps, [&](auto step) __attribute__((always_inline)) {
-    constexpr int place = place_of(step, Steps{}) % kRun<bits>;
+    constexpr int place = place_of(step, std::integer_sequence<int, all...>{}) % run;
     Integers right[strips * kParts];
-    for (int i = 0; i < strips * kParts; ++i) {
-      right[i] = codes_of<bits, step>(tiles[i / kParts], i % kParts);
-      if constexpr (bits == 8) right[i] = _mm256_xor_si256(right[i], _mm256_set1_epi8(-128));
-    }
+    for (int i = 0; i < strips * kParts; ++i) right[i] = numbers_of<format, step>(tiles[i / kParts], i % kParts);
     for (int row = 0; row < rows; ++row) {
       const Integers left = four_inputs(codes + row * kTile + step * 4);
       for (int i = 0; i < strips * kParts; ++i) {
-        const Integers products = pairs_of<bits>(right[i], left);
+        const Integers products = pairs_of<format>(right[i], left);
         pairs[row][i] = place ? _mm256_add_epi16(pairs[row][i], products) : products;
-        if constexpr (place == kRun<bits> - 1) {
-          sums[row][i] = increased(sums[row][i], _mm256_madd_epi16(pairs[row][i], _mm256_set1_epi16(1)));
+        if constexpr (place == run - 1) {
+          sums[row][i] = increased(sums[row][i], sums_of_pairs(pairs[row][i], _mm256_set1_epi16(1)));
         }
       }
     }

@@ -13,8 +13,9 @@
 namespace quire {
 
 struct Matrix {
-  const bf16* dense;    // packed; null if there are strips
+  const bf16* dense;     // packed; null if there are strips
   Strips strips;
+  const int32_t* order;  // null, or the input that each column of strips multiplies
 };
 
 // Left operand of a product with either kind.
@@ -22,6 +23,7 @@ struct Inputs {
   Rows rows;
   QuantizedRows quantized;
   QuantizedRows rest = {};  // what rounding left, where rows are quantized twice
+  Sums unordered = {};      // rows before they are quantized, where the matrix has an order that they are not made in
 };
 
 // Outputs and inputs of a matrix, padded to 16 and to 32.
@@ -54,7 +56,7 @@ inline void read_output(const Matrix& m, int inputs, int output, float* to) {
   if (m.strips) {
     const Strip& of_output = m.strips.first[strip];
     with_weight_format(of_output.format, [&](auto number) {
-      read_output<kFormats[number]>(of_output.data, inputs, n, to);
+      read_output<kFormats[number]>(of_output.data, inputs, n, m.order, to);
     });
     return;
   }

@@ -17,7 +17,9 @@ struct GroupedSource {
   const uint8_t* codes;  // [outputs][inputs]
   const float* scales;   // [outputs][groups], of groups or of outputs
   const float* minimums;
-  const uint8_t* scale_codes;  // [outputs][groups], of two levels; int8 for groups of 16
+  const uint8_t* zeros;        // [outputs][groups]
+  const float* output_scales;  // [outputs], units of the scales of groups
+  const uint8_t* scale_codes;  // [outputs][groups], of two levels; int8 without minimums
   const uint8_t* minimum_codes;
   const float* super_scales;  // [outputs][inputs / 256]
   const float* super_minimums;
@@ -66,31 +68,47 @@ void pack_column(const From* from, int columns, int column, int first, int outpu
   for (int n = 0; n < kStrip; ++n) {
     const bool real = first + n < outputs;
     const From value = real ? from[static_cast<size_t>(first + n) * columns + column] : From{};
-    to[n] = static_cast<To>(std::is_same_v<From, float> ? static_cast<From>(sign * value) : value);
+    if constexpr (std::is_same_v<From, float>) {
+      put(to + n, sign * value);
+    } else {
+      to[n] = static_cast<To>(value);
+    }
   }
 }
 
-inline void pack_scales(const Format& format, const GroupedSource& from, int first, int tiles, uint8_t* strip) {
-  for (int tile = 0; tile < tiles; ++tile) {
-    uint8_t* to = strip + tiles * format.code_bytes() + tile * format.scale_bytes();
-    if (format.scales == Scales::kTile) {
-      auto* scales = reinterpret_cast<_Float16*>(to);
-      pack_column(from.scales, tiles, tile, first, from.outputs, scales);
-      if (format.minimums) pack_column(from.minimums, tiles, tile, first, from.outputs, scales + kStrip);
-    } else if (format.scales == Scales::kTwoLevels) {
-      pack_column(from.scale_codes, tiles, tile, first, from.outputs, to);
-      pack_column(from.minimum_codes, tiles, tile, first, from.outputs, to + kStrip);
-    } else if (format.scales == Scales::kTwoLevels16) {
-      pack_column(from.scale_codes, 2 * tiles, 2 * tile, first, from.outputs, to);
-      pack_column(from.scale_codes, 2 * tiles, 2 * tile + 1, first, from.outputs, to + kStrip);
+// Stores the scales, minimums and zeros of one tile.
+inline void pack_tile_scales(const Format& format, const GroupedSource& from, int first, int tiles, int tile, uint8_t* to) {
+  const int groups = format.groups(), columns = groups * tiles;
+  auto* halves = reinterpret_cast<_Float16*>(to);
+  for (int group = 0, apart = groups * kStrip; group < groups; ++group) {
+    const int column = groups * tile + group, at = group * kStrip;
+    if (format.two_levels()) {
+      pack_column(from.scale_codes, columns, column, first, from.outputs, to + at);
+      if (format.minimums()) pack_column(from.minimum_codes, columns, column, first, from.outputs, to + apart + at);
+    } else if (format.scales == Scales::kWideTile) {
+      pack_column(from.scales, columns, column, first, from.outputs, reinterpret_cast<bf16*>(to));
+    } else {
+      pack_column(from.scales, columns, column, first, from.outputs, halves + at);
+      if (format.minimums()) pack_column(from.minimums, columns, column, first, from.outputs, halves + apart + at);
     }
   }
+  if (format.offsets == Offsets::kZeros) pack_column(from.zeros, columns, tile, first, from.outputs, to + 2 * kStrip);
+}
+
+inline void pack_scales(const Format& format, const GroupedSource& from, int first, int tiles, uint8_t* strip) {
+  for (int tile = 0; format.scale_bytes() && tile < tiles; ++tile) {
+    uint8_t* to = strip + tiles * format.code_bytes() + tile * format.scale_bytes();
+    pack_tile_scales(format, from, first, tiles, tile, to);
+  }
   uint8_t* tail = strip + format.supers_at(tiles);
-  if (format.scales == Scales::kOutput) pack_column(from.scales, 1, 0, first, from.outputs, reinterpret_cast<float*>(tail));
+  if (format.output_scales()) {
+    const float* scales = format.scales == Scales::kOutput ? from.scales : from.output_scales;
+    pack_column(scales, 1, 0, first, from.outputs, reinterpret_cast<float*>(tail));
+  }
   for (int super = 0; format.super_bytes() && super < tiles / kSuper; ++super) {
     auto* units = reinterpret_cast<_Float16*>(tail + super * format.super_bytes());
     pack_column(from.super_scales, tiles / kSuper, super, first, from.outputs, units);
-    if (format.minimums) {  // minimums are subtracted
+    if (format.minimums()) {  // minimums are subtracted
       pack_column(from.super_minimums, tiles / kSuper, super, first, from.outputs, units + kStrip, -1.0f);
     }
   }
@@ -119,32 +137,40 @@ int code_at(const uint8_t* tile, int n, int k) {
   return low;
 }
 
-// Reads the weights of one output of a strip.
+// What the numbers of one output are multiplied by in half of a tile, and what is added.
+struct Line {
+  float scale, minimum;
+};
+
 template <Format format>
-void read_output(const uint8_t* strip, int inputs, int n, float* to) {
+Line line_of(const uint8_t* scales, const uint8_t* tail, int tile, int half, int n) {
+  const int at = format.groups() == 2 ? half * kStrip + n : n, minimum_at = format.groups() * kStrip + at;
+  const auto* numbers = reinterpret_cast<const _Float16*>(scales);
+  if constexpr (format.scales == Scales::kOutput) return {reinterpret_cast<const float*>(tail)[n], 0.0f};
+  if constexpr (format.scales == Scales::kHalfOutput) return {element(numbers + at) * reinterpret_cast<const float*>(tail)[n], 0.0f};
+  if constexpr (format.two_levels()) {
+    const auto* units = reinterpret_cast<const _Float16*>(tail + tile / kSuper * format.super_bytes());
+    if (!format.minimums()) return {element(units + n) * static_cast<int8_t>(scales[at]), 0.0f};
+    return {element(units + n) * scales[at], element(units + kStrip + n) * scales[minimum_at]};
+  }
+  const bool wide = format.scales == Scales::kWideTile;
+  const float scale = wide ? widened(reinterpret_cast<const bf16*>(scales)[at]) : element(numbers + at);
+  if constexpr (format.offsets == Offsets::kZeros) return {scale, scale * (format.zero() - scales[2 * kStrip + n])};
+  return {scale, format.minimums() ? element(numbers + minimum_at) : 0.0f};
+}
+
+// Reads the weights of one output of a strip. `order`: null, or the place of each weight.
+template <Format format>
+void read_output(const uint8_t* strip, int inputs, int n, const int32_t* order, float* to) {
   const int tiles = padded(inputs, kTile) / kTile;
   const uint8_t* tail = strip + format.supers_at(tiles);
-  for (int tile = 0; tile < tiles; ++tile, to += kTile) {
+  for (int tile = 0; tile < tiles; ++tile) {
     const uint8_t* codes = strip + tile * format.code_bytes();
     const uint8_t* scales = strip + tiles * format.code_bytes() + tile * format.scale_bytes();
-    float scale[2], minimum = 0.0f;
-    if constexpr (format.scales == Scales::kOutput) {
-      scale[0] = scale[1] = reinterpret_cast<const float*>(tail)[n];
-    } else if constexpr (format.scales == Scales::kTile) {
-      const auto* units = reinterpret_cast<const _Float16*>(scales);
-      scale[0] = scale[1] = element(units + n);
-      if (format.minimums) minimum = element(units + kStrip + n);
-    } else {
-      const auto* units = reinterpret_cast<const _Float16*>(tail + tile / kSuper * format.super_bytes());
-      for (int half = 0; half < 2; ++half) {
-        const bool two = format.scales == Scales::kTwoLevels16;
-        scale[half] = element(units + n) * (two ? static_cast<int8_t>(scales[half * kStrip + n]) : scales[n]);
-      }
-      if (format.minimums) minimum = element(units + kStrip + n) * scales[kStrip + n];
-    }
-    for (int k = 0, count = std::min(kTile, inputs - tile * kTile); k < count; ++k) {
-      const int code = code_at<format.bits>(codes, n, k) - format.zero();
-      to[k] = scale[k / 16] * static_cast<float>(code) + minimum;
+    const Line lines[2] = {line_of<format>(scales, tail, tile, 0, n), line_of<format>(scales, tail, tile, 1, n)};
+    for (int k = 0, first = tile * kTile, count = std::min(kTile, inputs - first); k < count; ++k) {
+      const float number = static_cast<float>(format.number_of(code_at<format.bits>(codes, n, k)));
+      to[order ? order[first + k] : first + k] = lines[k / 16].scale * number + lines[k / 16].minimum;
     }
   }
 }

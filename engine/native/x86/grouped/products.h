@@ -29,21 +29,24 @@ struct StripPanel {
   int first = 0, last = 0;       // cache lines of each tile that this panel prefetches
 };
 
-// The scales, or minimums, of a tile's outputs of one vector.
+// The scales, or minimums, of the outputs of one vector, in a tile or half of one.
 template <Format format>
 struct TileScales {
   const uint8_t* codes;   // of the tile
   const uint8_t* supers;  // of the tile's super-block
 
   Vector scale(int half, int part) const {
-    if constexpr (format.scales == Scales::kTile) return load(reinterpret_cast<const _Float16*>(codes) + part * kLanes);
+    const int at = half * kStrip + part * kLanes;
+    if constexpr (format.scales == Scales::kWideTile) return load(reinterpret_cast<const bf16*>(codes) + at);
+    if constexpr (!format.two_levels()) return load(reinterpret_cast<const _Float16*>(codes) + at);
     const Vector unit = load(reinterpret_cast<const _Float16*>(supers) + part * kLanes);
-    if constexpr (format.scales == Scales::kTwoLevels) return times(unit, lanes_of(codes + part * kLanes));
-    return times(unit, lanes_of(reinterpret_cast<const int8_t*>(codes) + half * kStrip + part * kLanes));
+    if constexpr (format.minimums()) return times(unit, lanes_of(codes + at));
+    return times(unit, lanes_of(reinterpret_cast<const int8_t*>(codes) + at));
   }
-  Vector minimum(int part) const {
-    if constexpr (format.scales == Scales::kTile) return load(reinterpret_cast<const _Float16*>(codes) + kStrip + part * kLanes);
-    return times(load(reinterpret_cast<const _Float16*>(supers) + kStrip + part * kLanes), lanes_of(codes + kStrip + part * kLanes));
+  Vector minimum(int half, int part) const {
+    const int at = (format.groups() + half) * kStrip + part * kLanes;
+    if constexpr (!format.two_levels()) return load(reinterpret_cast<const _Float16*>(codes) + at);
+    return times(load(reinterpret_cast<const _Float16*>(supers) + kStrip + part * kLanes), lanes_of(codes + at));
   }
 };
 
@@ -51,6 +54,14 @@ template <Format format>
 TileScales<format> scales_of(const uint8_t* strip, int tiles, int tile) {
   return {strip + tiles * format.code_bytes() + tile * format.scale_bytes(),
           strip + format.supers_at(tiles) + tile / kSuper * format.super_bytes()};
+}
+
+// A row's scale times the sum of its codes, in a tile or half of one.
+template <Format format>
+float scaled_sum(const RowGroup& group, int row, int half) {
+  if constexpr (format.groups() == 1) return group.scaled_sum[row];
+  const int first = -group.minus_first[row];
+  return group.scale[row] * static_cast<float>(half ? -group.minus_sum[row] - first : first);
 }
 
 // Adds the scaled sums of a tile, or of half of one.
@@ -69,10 +80,10 @@ template <Format format, int rows, int strips>
       for (int row = 0; row < rows; ++row) {
         totals[row][i] = times_plus(to_floats(sums[row][i]), times(scale, filled(group.scale[first + row])), totals[row][i]);
       }
-      if constexpr (format.minimums) {
-        const Vector minimum = scales.minimum(i % kParts);
+      if constexpr (format.minimums()) {
+        const Vector minimum = scales.minimum(half, i % kParts);
         for (int row = 0; row < rows; ++row) {
-          totals[row][i] = times_plus(minimum, filled(group.scaled_sum[first + row]), totals[row][i]);
+          totals[row][i] = times_plus(minimum, filled(scaled_sum<format>(group, first + row, half)), totals[row][i]);
         }
       }
     }
@@ -87,20 +98,30 @@ template <Format format, int rows, int strips>
   Integers sums[rows][strips * kParts];
   const auto begin = [&](auto minus_sum) __attribute__((always_inline)) {
     for (int row = 0; row < rows; ++row) {
-      const Integers initial = initial_sum<format.bits, format.minimums>(minus_sum(first + row));
+      const Integers initial = initial_sum<format>(minus_sum(first + row));
       for (int i = 0; i < strips * kParts; ++i) sums[row][i] = initial;
     }
   };
-  if constexpr (format.scales == Scales::kTwoLevels16) {
+  const auto begin_from_zeros = [&]() __attribute__((always_inline)) {
+    for (int i = 0; i < strips * kParts; ++i) {
+      const Integers zeros = zeros_of<format>(scales_of<format>(b.data[i / kParts], tiles, tile).codes + 2 * kStrip + i % kParts * kLanes);
+      for (int row = 0; row < rows; ++row) sums[row][i] = initial_sum(group.minus_sum[first + row], zeros);
+    }
+  };
+  if constexpr (format.groups() == 2) {
     begin([&](int row) { return group.minus_first[row]; });
-    add_steps<format.bits, rows, strips>(sums, from, group.codes[first], FirstSteps{});
+    add_steps<format, rows, strips>(sums, from, group.codes[first], FirstSteps{});
     add_scaled<format, rows, strips>(totals, sums, b, tiles, tile, group, first, 0);
     begin([&](int row) { return group.minus_sum[row] - group.minus_first[row]; });
-    add_steps<format.bits, rows, strips>(sums, from, group.codes[first], LastSteps{});
+    add_steps<format, rows, strips>(sums, from, group.codes[first], LastSteps{});
     add_scaled<format, rows, strips>(totals, sums, b, tiles, tile, group, first, 1);
   } else {
-    begin([&](int row) { return group.minus_sum[row]; });
-    add_steps<format.bits, rows, strips>(sums, from, group.codes[first], AllSteps{});
+    if constexpr (format.offsets == Offsets::kZeros) {
+      begin_from_zeros();
+    } else {
+      begin([&](int row) { return group.minus_sum[row]; });
+    }
+    add_steps<format, rows, strips>(sums, from, group.codes[first], AllSteps{});
     add_scaled<format, rows, strips>(totals, sums, b, tiles, tile, group, first, 0);
   }
 }
@@ -125,7 +146,7 @@ void strip_panel(const RowGroup* groups, int first, const StripPanel<strips>& b,
   }
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < strips * kParts; ++i) {
-      if constexpr (format.scales == Scales::kOutput) {
+      if constexpr (format.output_scales()) {
         const uint8_t* scales = b.data[i / kParts] + format.supers_at(tiles);
         totals[row][i] = times(totals[row][i], load(reinterpret_cast<const float*>(scales) + i % kParts * kLanes));
       }

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -93,15 +94,17 @@ inline void quantize_twice(float* x, RowGroup* group, RowGroup* rest, int row) {
   quantize(x, rest, row);
 }
 
-// Quantizes a row of `inputs` numbers; inputs are padded with zeros to a multiple of 32.
-inline void quantize_row(const float* x, int inputs, const QuantizedRows& to, int row) {
+// Quantizes a row of `inputs` numbers; inputs are padded with zeros to a multiple of 32. `order`: null, or the input that
+// each number is taken from.
+inline void quantize_row(const float* x, int inputs, const QuantizedRows& to, int row, const int32_t* order = nullptr) {
   RowGroup* group = to.at(row);
   int k = 0;
-  for (; k + kTile <= inputs; k += kTile) quantize(x + k, group++, row % 16);
-  if (k == inputs) return;
-  alignas(64) float line[kTile] = {};
-  std::memcpy(line, x + k, sizeof(float) * (inputs - k));
-  quantize(line, group, row % 16);
+  for (; k + kTile <= inputs && !order; k += kTile) quantize(x + k, group++, row % 16);
+  for (; k < inputs; k += kTile) {
+    alignas(64) float line[kTile] = {};
+    for (int i = 0, count = std::min(kTile, inputs - k); i < count; ++i) line[i] = x[order ? order[k + i] : k + i];
+    quantize(line, group++, row % 16);
+  }
 }
 
 }  // namespace quire

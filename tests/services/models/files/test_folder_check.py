@@ -126,8 +126,8 @@ NESTED: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": ["sliding_attention"], "sliding_window": 0}, "sliding_window must be at least 1, not 0"),
     ({"layer_types": ["sliding_attention"], "sliding_window": None}, "sliding_window must be at least 1, not null"),
     ({"num_kv_shared_layers": 1, "num_hidden_layers": 1}, "num_kv_shared_layers is 1, but num_hidden_layers is 1"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"its weights are quantized \(gptq, 4 bits\)"),
-    ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, r"its weights are quantized \(fp8\)"),
+    ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, r"its weights are quantized \(hqq, 4 bits\)"),
+    ({"text_config": {"quantization_config": {"quant_method": "quanto"}}}, r"its weights are quantized \(quanto\)"),
 ]
 
 

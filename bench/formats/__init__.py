@@ -1,0 +1,1 @@
+"""The demo model in the formats that people publish."""

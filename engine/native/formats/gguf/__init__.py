@@ -1,0 +1,1 @@
+"""GGUF files: their header, names and blocks of quantized weights."""

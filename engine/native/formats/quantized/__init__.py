@@ -1,0 +1,1 @@
+"""Quantized weights in safetensors files: what a folder declares, and one module for each method of storing them."""

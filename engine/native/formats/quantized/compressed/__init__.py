@@ -1,0 +1,1 @@
+"""What `compressed_tensors.py` is made of."""

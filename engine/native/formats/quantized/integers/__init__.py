@@ -1,0 +1,1 @@
+"""Matrices of integers in int32 words, with scales and zeros by group of inputs: GPTQ, AWQ and AutoRound."""

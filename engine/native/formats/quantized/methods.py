@@ -1,0 +1,88 @@
+"""The methods of quantization that are served, and why others are refused. It imports no torch."""
+
+from collections.abc import Callable, Mapping
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelUnsupported
+from engine.native.formats.quantized.bitsandbytes.declaration import bitsandbytes
+from engine.native.formats.quantized.compressed_tensors import compressed_tensors
+from engine.native.formats.quantized.declared import Declared, declared
+from engine.native.formats.quantized.fp8 import fbgemm_fp8, fp8
+from engine.native.formats.quantized.integers.auto_round import auto_round
+from engine.native.formats.quantized.integers.awq import awq
+from engine.native.formats.quantized.integers.gptq import gptq
+from engine.native.formats.quantized.modelopt import modelopt
+from engine.native.formats.quantized.mxfp4 import mxfp4
+from engine.native.formats.quantized.refused import described
+from engine.native.formats.quantized.scheme import HELP, Matrices, Scheme
+from engine.native.formats.quantized.undeclared import undeclared
+from engine.native.formats.safetensors_files import are_named
+from engine.native.formats.tensors import TypedTensor
+
+# A method's module makes a scheme of the fields; it raises ModelUnsupported, naming the field, for what is not served.
+METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "gptq": gptq,
+    "awq": awq,
+    "bitsandbytes": bitsandbytes,
+    "auto-round": auto_round,
+    "intel/auto-round": auto_round,
+    "compressed-tensors": compressed_tensors,
+    "fp8": fp8,
+    "fbgemm_fp8": fbgemm_fp8,
+    "modelopt": modelopt,
+    "mxfp4": mxfp4,
+}
+
+_FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
+
+
+def scheme_of(folder: Path) -> Scheme | None:
+    """Return the scheme of a folder's weights, None if they are not quantized.
+
+    Raises ModelUnsupported if its method is not served, or a file cannot be read.
+    """
+    try:
+        found = declared(folder)
+    except JSONDecodeError as error:
+        raise ModelUnsupported(f"a file that could declare quantized weights is no JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnsupported(f"a file that could declare quantized weights cannot be read: {error}") from error
+    return scheme_by(found) if found else None
+
+
+def file_with_own_name(folder: Path) -> Path | None:
+    """Return a folder's only safetensors file, if its weights are quantized and it has none that transformers reads.
+
+    AutoGPTQ named files after bits and groups, such as gptq_model-4bit-128g.safetensors. Raises ModelUnsupported as
+    `scheme_of`.
+    """
+    found = [] if are_named(folder) else list(folder.glob("*.safetensors"))
+    return found[0] if len(found) == 1 and scheme_of(folder) else None
+
+
+def scheme_by(found: Declared) -> Scheme:
+    """Return the scheme of a declaration. Raises ModelUnsupported if it is not served."""
+    if not found.method:
+        raise ModelUnsupported(f"its weights are quantized by a method that {found.file} does not name: {HELP}")
+    if found.method not in METHODS:
+        raise ModelUnsupported(f"its weights are quantized ({described(found)}), which is not served: {HELP}")
+    return METHODS[found.method](found.fields)
+
+
+def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Matrices:
+    """Return the quantized matrices among a folder's tensors, of which only shapes and types are read.
+
+    Raises ModelUnsupported, naming the tensor, if its parts do not fit, or if weights are codes that the folder does
+    not declare: without their scales, they would be taken for values.
+    """
+    found = scheme.matrices(stored) if scheme else Matrices({}, frozenset())
+    for name, tensor in stored.items():
+        if name in found.parts:
+            continue
+        if fault := undeclared(name, stored, scheme):
+            raise ModelUnsupported(fault)
+        if name.rpartition(".")[2] == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but its files declare no quantization of it")
+    return found
