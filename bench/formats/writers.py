@@ -1,4 +1,4 @@
-"""Matrices rounded to nearest and stored as published files store them, a whole model in seconds.
+"""Writes matrices in published formats, rounded to nearest, fast enough for a whole model.
 
 Layouts are those of the formats' own documentation. Each writer takes float32 [outputs, inputs] and returns the stored
 parts by suffix, and the float32 values that they code.

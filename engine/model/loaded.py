@@ -48,7 +48,7 @@ class LoadedModel:
 
     @property
     def weight_format(self) -> str:
-        """Format of the weights: that of the quantized ones, or the name of `dtype`."""
+        """Format of the quantized weights; without any, the name of `dtype`."""
         return self.weights or dtype_name(self.dtype)
 
 

@@ -34,9 +34,9 @@ _NUMBER = re.compile(r"\d+")
 
 
 class PackedSize(NamedTuple):
-    """Bytes of the packed weights, and of the loaded ones that exist beside them at a first start.
+    """Bytes of the packed weights, and of the dense copy that a first start loads too.
 
-    `format` is that of the quantized weights (`LoadedModel.weights`), empty without any.
+    `format` names the quantized weights (`LoadedModel.weights`); it is empty without any.
     """
 
     packed: int

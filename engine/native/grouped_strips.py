@@ -114,9 +114,9 @@ def format_of(weights: GroupedWeights) -> int:
 
 
 def packed_bytes(weights: GroupedWeights, outputs: int | None = None) -> int:
-    """Return the bytes of packed weights, whose outputs are padded to 16 and inputs to 32.
+    """Return the size in bytes after packing, which pads outputs to 16 and inputs to 32.
 
-    With `outputs`: of a matrix of so many, of which `weights` are some. Raises NoKernel.
+    `weights` may be a few rows of a matrix; `outputs` is then the number of all its rows. Raises NoKernel.
     """
     rows, inputs = weights.shape
     return -(-(outputs or rows) // OUTPUTS) * FORMATS[format_of(weights)].strip_bytes(inputs)

@@ -86,7 +86,7 @@ def matrices_of_experts(tensors: Mapping[str, StoredTensor]) -> "dict[str, Store
 
 
 def _matrices(experts: str, gates: StoredTensor, down: StoredTensor, *, alternating: bool) -> dict[str, StoredTensor]:
-    """Return the matrices of a layer's experts. Of two sides, only one can be twice as long as that of the other."""
+    """Return the matrices of a layer's experts. The side that is twice the inputs of `down` holds gates and ups."""
     count, *sides = gates.get_shape()
     transposed = sides[1] == 2 * down.get_shape()[1]
     both, hidden = sides[transposed], sides[not transposed]

@@ -96,7 +96,7 @@ class GgufMetadata(FileSchema):
 
 
 def check_gguf(path: Path) -> tuple[Path, ...]:
-    """Check the header of a GGUF file, and those of the parts that follow it; return the paths of all of them.
+    """Check the headers of a GGUF file and of its further parts; return the paths of all parts.
 
     Its tensors lie in the files, and its metadata have their types and bounds. Raises InvalidModelFile.
     """

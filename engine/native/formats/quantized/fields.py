@@ -34,7 +34,7 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 
 def seconds_of_each(comparisons: int) -> float:
-    """Return the processor time that each of so many comparisons may take, so that all end soon."""
+    """Return the processor seconds allowed for each comparison, so that all of them end within two minutes."""
     return min(_MOST_SECONDS, max(_LEAST_SECONDS, _ALL_SECONDS / max(1, comparisons)))
 
 

@@ -70,11 +70,17 @@ def scales_of(named: NamedPart, begin: int, end: int) -> npt.NDArray[np.float32]
     return values.reshape(1 if alone else end - begin, -1)
 
 
+def if_finite(weights: GroupedWeights) -> GroupedWeights | None:
+    """Return weights with the table of e2m1; None if their largest value is infinite in float32."""
+    with np.errstate(over="ignore"):
+        return weights if np.isfinite(weights.scales.max() * np.float32(E2M1.max())) else None
+
+
 class Float8Codes:
     """A matrix of e4m3fn times a scale for each block of outputs and inputs. Kernels have no such form."""
 
     def __init__(self, weight: NamedPart, scales: NamedPart, block: tuple[int, int], outputs: range) -> None:
-        """`outputs` are those of the tensor `weight` that make up the matrix. Blocks are of the tensor."""
+        """The matrix is the rows `outputs` of the tensor `weight`. Blocks are counted from the tensor's first row."""
         self._weight, self._scales, self._block, self._outputs = weight, scales, block, outputs
 
     @property
@@ -148,9 +154,7 @@ class Float4Codes:
         """Return outputs with the table of e2m1; None if no kernel has such inputs, or a value is too large."""
         if self.shape[1] % _INPUTS:
             return None
-        found = self._weights(begin, end)
-        with np.errstate(over="ignore"):
-            return found if np.isfinite(found.scales.max() * np.float32(E2M1.max())) else None
+        return if_finite(self._weights(begin, end))
 
     def values(self, begin: int, end: int) -> npt.NDArray[np.float32]:
         """Return the products, float32. Raises ModelUnsupported, with the name, if a scale is not finite."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from engine.errors import ModelUnsupported
 from engine.native.formats.grouped import E2M1, GroupedWeights, half_powers
 from engine.native.formats.quantized.fields import check_no_cache, names
-from engine.native.formats.quantized.float_codes import nibbles
+from engine.native.formats.quantized.float_codes import if_finite, nibbles
 from engine.native.formats.quantized.scheme import Coded, Matrices, check_part, check_rest, check_type, unused
 from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
@@ -68,9 +68,7 @@ class Mxfp4Codes:
 
         Raises ModelUnsupported, with the name, if a scale is not finite.
         """
-        found = self._weights(begin, end)
-        with np.errstate(over="ignore"):
-            return found if np.isfinite(found.scales.max() * np.float32(E2M1.max())) else None
+        return if_finite(self._weights(begin, end))
 
     def values(self, begin: int, end: int) -> npt.NDArray[np.float32]:
         """Return the products, float32. Raises ModelUnsupported, with the name, if a scale is not finite."""

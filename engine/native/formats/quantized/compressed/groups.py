@@ -151,7 +151,7 @@ class Targets:
         return self._named.get(kind)
 
     def check_count(self, modules: int) -> None:
-        """Bound the time of patterns; raise ModelUnsupported if there are too many for so many modules."""
+        """Limit the time of each comparison. Raises ModelUnsupported if patterns times modules exceed the limit."""
         patterns = len(self._patterns) * (1 + 2 * len(self._prefixes)) + len(self._ignored_patterns)
         if patterns * modules > _MOST_COMPARISONS:
             raise ModelUnsupported(f"its quantization has too many patterns for {modules} modules: {patterns}")

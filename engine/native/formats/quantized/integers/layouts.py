@@ -48,7 +48,7 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """The layouts of modules: that of the first rule for a name, or the default."""
+    """Finds the layout of a module: the first rule that matches its name decides, else the default."""
 
     def __init__(self, default: Layout, rules: Sequence[Rule] = (), *, anywhere: bool = False) -> None:
         """Patterns match the start of a name, or a part of it if `anywhere`, where a name itself is no pattern."""
