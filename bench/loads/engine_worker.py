@@ -36,7 +36,8 @@ Item = dict[str, Any]
 
 # Both sides of a comparison of the engine with itself: the demo model's weights in bfloat16, not as its file has them.
 BFLOAT16 = {"dtype": "bfloat16", "weights": "bf16"}
-_FORMATS = re.compile(r"runs in (\S+) with weights in (\S+) and a KV cache in (\w+)")
+_BITS = re.compile(r"\bQ(\d)_|\bint(\d)\b|\bw(\d)a16\b")
+_FORMATS = re.compile(r"runs in (\S+) with weights in (.+?) and a KV cache in (\w+)")
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -83,8 +84,10 @@ def model_terms(
 
 
 def _short(weights: str) -> str:
-    """Return the name of a format of weights by its bits: those of Q4_1 are int4."""
-    return f"int{weights[1:].partition('_')[0]}" if weights.startswith("Q") else weights
+    """Return the numbers of a format of weights: int4 for Q4_1, `gptq int4 g64` and `w4a16`, `mxfp4` for these."""
+    if found := _BITS.search(weights):
+        return f"int{next(bits for bits in found.groups() if bits)}"
+    return weights.removeprefix("compressed-tensors ")
 
 
 def run(parts: EngineParts, work: list[Item]) -> dict[str, float]:

@@ -106,6 +106,22 @@ def test_formats_that_an_engine_logs_are_its_terms() -> None:
     assert batch.terms_of_log(log) == replace(OURS, work=batch.WORK, threads=batch.THREADS)
 
 
+@pytest.mark.parametrize(
+    ("named", "numbers"),
+    [
+        ("gptq int4 g64 act-order", "int4"),
+        ("compressed-tensors w8a16", "int8"),
+        ("compressed-tensors mxfp4", "mxfp4"),
+        ("Q8_0", "int8"),
+        ("bfloat16", "bfloat16"),
+    ],
+)
+def test_published_formats_are_compared_by_the_numbers_that_they_have(named: str, numbers: str) -> None:
+    log = f"demo runs in bfloat16 with weights in {named} and a KV cache in bfloat16"
+    terms = engine_worker.model_terms(*engine_worker.formats_logged(log), work="", threads=2, processes=1)
+    assert terms.weights == numbers
+
+
 def test_what_does_not_repeat_exactly_is_not_published_as_exact() -> None:
     preemptions = iter((3, 3, 3, 4))
 

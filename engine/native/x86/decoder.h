@@ -127,13 +127,13 @@ class Step {
     return padded((b_.tokens + most - 1) / most, team_.size());
   }
 
-  // The bands' heights differ by at most one piece: a low last band would leave its thread waiting for the others.
+  // Bands differ by at most one piece, and the higher ones come first: then they are shared equally by the threads.
   template <typename Work>
   void each_band(const Work& work) {
-    const int pieces = (b_.tokens + kPiece - 1) / kPiece;
+    const int pieces = (b_.tokens + kPiece - 1) / kPiece, least = pieces / bands_, higher = pieces % bands_;
     team_.each(bands_, [&](int item) {
-      const int row = item * pieces / bands_ * kPiece, end = (item + 1) * pieces / bands_ * kPiece;
-      work(row, std::min(end, b_.tokens) - row);
+      const int row = (item * least + std::min(item, higher)) * kPiece, rows = (least + (item < higher)) * kPiece;
+      work(row, std::min(rows, b_.tokens - row));
     });
   }
 

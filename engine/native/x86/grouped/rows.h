@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,25 +37,28 @@ struct QuantizedRows {
 inline size_t row_groups(int rows, int inputs) { return static_cast<size_t>(padded(rows, 16) / 16) * (padded(inputs, 32) / 32); }
 
 // The largest magnitude of 32 numbers; NaN if one is NaN, because its bits are larger than those of infinity.
+#if defined(__AVX512F__)
+inline float largest_magnitude(const float* x) {
+  const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+  const __m512i first = _mm512_and_si512(_mm512_loadu_si512(x), bits), last = _mm512_and_si512(_mm512_loadu_si512(x + 16), bits);
+  return std::bit_cast<float>(_mm512_reduce_max_epi32(_mm512_max_epi32(first, last)));
+}
+#else
 inline float largest_magnitude(const float* x) {
   int32_t most = 0;
   for (int i = 0; i < kTile; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffff;
+    const int32_t bits = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
     most = bits > most ? bits : most;
   }
-  float result;
-  std::memcpy(&result, &most, 4);
-  return result;
+  return std::bit_cast<float>(most);
 }
+#endif
 
+// The sum of 16 codes, as one of unsigned bytes.
 inline int32_t sum_of_16(const int8_t* codes) {
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-  const __m256i pairs = _mm256_madd_epi16(wide, _mm256_set1_epi16(1));
-  __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-  sums = _mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums));
-  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 1)));
+  const __m128i raised = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)), _mm_set1_epi8(-128));
+  const __m128i halves = _mm_sad_epu8(raised, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(halves, _mm_unpackhi_epi64(halves, halves))) - 16 * 128;
 }
 
 // Stores round(x * factor) of 32 numbers.
