@@ -27,6 +27,8 @@ EngineError
     └── RankFailed           a rank of the model has ended, failed or stopped
 """
 
+_LONGEST_MESSAGE = 2000  # characters of ModelUnsupported
+
 
 class EngineError(Exception):
     """Base of all errors of the engine."""
@@ -97,7 +99,13 @@ class PinUnavailable(PinRefused):
 
 
 class ModelUnsupported(EngineError):
-    """The model cannot be served; the message says why."""
+    """The model cannot be served; the message says why.
+
+    It may have texts of a stranger's file: what is not printable becomes escapes, and a long text loses its middle.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_printable(message))
 
 
 class BackendUnavailable(EngineError):
@@ -137,3 +145,10 @@ class DeviceLost(EngineBroken):
 
 class RankFailed(EngineBroken):
     """A rank of the model has ended, failed or stopped, so the others cannot continue; the message names it."""
+
+
+def _printable(text: str) -> str:
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[: _LONGEST_MESSAGE // 2]} ... {text[-_LONGEST_MESSAGE // 2 :]}"
+    words = " ".join(text.split("\n"))
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)

@@ -54,7 +54,7 @@ def main() -> None:
         rows = [one for name in track(FORMATS, "quality") for one in _quality(name, demo, folder, windows)]
         found, terms = _speeds(demo, folder)
         rows += [one for name in FORMATS for one in _speed_rows(name, found, terms)]
-        used = memory.measured(folder)
+        used = memory.measured(folder, demo)
     rows += memory.rows_of(used)
     if QUICK:
         print_rows("formats", rows)

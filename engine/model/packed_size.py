@@ -134,4 +134,6 @@ def _packed_place(place: TensorPlace) -> int:
 def _beside(packed: int, replaced: int, dense: int, stored: str) -> PackedSize:
     """Return the sizes for matrices that take `packed` bytes instead of `replaced`."""
     others = dense - replaced
+    if others < 0:
+        raise ModelUnsupported("its files have more weights than its configuration says")
     return PackedSize(packed + others, dense if replaced <= LOADED_BYTES else others, stored)

@@ -8,7 +8,7 @@ converts as its families need, and ties what they share. This module gives it th
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -129,17 +129,20 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     """Return transformers' modules with the weights of a reader. Raises ModelUnsupported as `load_modules`."""
     whole = folder_configuration(folder)
     kind, config = served_class(whole)
+    # `check_complete` says in a line what the report says of all tensors. An error of conversion refers to the report.
+    report = _without("LOAD REPORT", "transformers.modeling_utils", unless="CONVERSION")
     try:
-        model, found = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=reader.tensors(),
-            dtype=reader.dtype,
-            device_map=None if reader.device.type == "cpu" else {"": reader.device},
-            attn_implementation=ATTENTION_NAME,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-        )
+        with report:
+            model, found = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=reader.tensors(),
+                dtype=reader.dtype,
+                device_map=None if reader.device.type == "cpu" else {"": reader.device},
+                attn_implementation=ATTENTION_NAME,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+            )
     except (torch.OutOfMemoryError, AmbiguousGlobalPerLayerAttributeError):
         raise
     except RuntimeError as error:  # experts of which one lacks a matrix, or a tied head of another shape
@@ -157,22 +160,28 @@ def modules_of(reader: WeightReader, folder: Path) -> Any:
     return model
 
 
-@contextmanager
-def without_flags_warning() -> Iterator[None]:
+def without_flags_warning() -> AbstractContextManager[None]:
     """Drop transformers' warning that flags of a `generation_config.json` may be ignored.
 
     It means a temperature without `do_sample`, and the like. Requests get these flags as their defaults.
     """
+    return _without("generation flags are not valid", "transformers.generation.configuration_utils")
 
-    def is_other(record: logging.LogRecord) -> bool:
-        return "generation flags are not valid" not in record.getMessage()
 
-    source = logging.getLogger("transformers.generation.configuration_utils")
-    source.addFilter(is_other)
+@contextmanager
+def _without(text: str, source: str, unless: str | None = None) -> Iterator[None]:
+    """Drop the records of a logger that have a text, but not another one."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return text not in message or (unless is not None and unless in message)
+
+    logger = logging.getLogger(source)
+    logger.addFilter(is_kept)
     try:
         yield
     finally:
-        source.removeFilter(is_other)
+        logger.removeFilter(is_kept)
 
 
 def check_linear(model: Any, checkpoint: Checkpoint) -> None:

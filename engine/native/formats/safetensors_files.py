@@ -19,6 +19,13 @@ def are_named(folder: Path) -> bool:
     return (folder / ONE_FILE).is_file() or (folder / INDEX).is_file()
 
 
+def are_complete(folder: Path) -> bool:
+    """Return whether a folder has safetensors files, all that its index names. Raises ModelUnsupported for no index."""
+    if (folder / ONE_FILE).is_file() or not (folder / INDEX).is_file():
+        return any(folder.glob("*.safetensors"))
+    return all((folder / name).is_file() for name in set(_read_index(folder / INDEX).values()))
+
+
 def named_files(folder: Path) -> dict[str, Any]:
     """Open the files under the names that transformers reads, and return the file of each tensor.
 
@@ -47,9 +54,9 @@ def placements(folder: Path) -> dict[str, str]:
     """Return the name of each tensor's file, as the index says. Raises ModelUnsupported if one is not in the folder."""
     placed = _read_index(folder / INDEX)
     for tensor, name in placed.items():
-        if name in ("", "..") or Path(name).name != name or "\0" in name:
+        if not name.endswith(".safetensors") or Path(name).name != name or "\0" in name:
             raise ModelUnsupported(
-                f"{INDEX} places tensor {tensor} in {name!r}, which is no file of the model's folder"
+                f"{INDEX} places tensor {tensor} in {name!r}, which is no safetensors file of the model's folder"
             )
         if len(name.encode(errors="replace")) > _LONGEST_NAME or not (folder / name).is_file():
             raise ModelUnsupported(f"its folder lacks {name}, where {INDEX} places tensor {tensor}")

@@ -15,7 +15,7 @@ from engine.native.formats.gguf.file import GgufFile, GgufTensor, gguf_of, quant
 from engine.native.formats.grouped import GroupedWeights
 from engine.native.formats.quantized.methods import scheme_of
 from engine.native.formats.quantized.reading import decoded
-from engine.native.formats.safetensors_files import all_files, are_named, named_files
+from engine.native.formats.safetensors_files import all_files, are_complete, are_named, named_files
 from engine.native.formats.tensors import StoredTensor, TensorFile
 
 WeightFormat: TypeAlias = Literal["auto", "bf16", "int8", "int4"]
@@ -105,10 +105,14 @@ def stored_format(source: Path) -> str:
     if gguf:
         return quantized_format(gguf)
     scheme = scheme_of(source)
-    if scheme is None:
+    if scheme is None and not are_complete(source):  # a configuration alone
         return ""
     files = files_of(source, torch.bfloat16)
-    return scheme.label if any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items()) else ""
+    return (
+        scheme.label
+        if scheme and any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items())
+        else ""
+    )
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":

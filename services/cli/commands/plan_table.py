@@ -145,9 +145,9 @@ def _head(size: int, element_bytes: int, scale_bytes: int) -> str:
 def _weights(shape: ModelShape, plan: MemoryPlan, ranks: int) -> str:
     words, packed = f"{shape.parameters:,} x {shape.element_bytes} bytes", shape.packed
     if packed.format and plan.weights_bytes == packed.packed + packed.loaded:
+        kept = f"{_size(packed.packed)} for {shape.parameters:,}, the matrices in {packed.format}"
         dense = packed.loaded == shape.weights_bytes
-        beside = f", and {words} while a first start checks the CPU's kernels" if dense else ""
-        return f"{shape.parameters:,} in {packed.format}{beside}"
+        return f"{kept}; and {words} while a first start checks the CPU's kernels" if dense else kept
     if shape.stored:
         words += f", dequantized from {shape.stored}"
     if ranks > 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.v1 import decoding_pb2
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
+from services.gateway.dialects.dialect import Dialect
 from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
@@ -52,8 +53,9 @@ class ServedModel:
         }
         for name, other in self.engines.items():
             if different := [one for one in _SHARED if getattr(other, one) != getattr(description, one)]:
-                sentence = "engine %s of model %s differs from engine %s in %s: answers depend on the engine"
-                log.warning(sentence, description.engine_id, self.name, name, ", ".join(different))
+                sentence = "engine %s of model %s differs from engine %s in %s: answers depend on the engine%s"
+                apart = ", and requests of one do not continue on the other" if _SHARED[0] in different else ""
+                log.warning(sentence, description.engine_id, self.name, name, ", ".join(different), apart)
         self.engines[description.engine_id] = description
 
     def _connected_ids(self) -> set[str]:
@@ -169,13 +171,17 @@ class Fleet:
     async def on_engine(self, description: pb.GetEngineResponse, stub: "pb_grpc.EngineAsyncStub") -> None:
         """Take a new engine's tokenizer, and its defaults for requests, which hold for the whole model.
 
-        Raises Unavailable if other engines of the model use a different tokenizer.
+        Raises Unavailable if other engines of the model use a different tokenizer. Files may differ in other things, as
+        configurations of quantized weights do.
         """
         name, digest = description.model, description.tokenizer_digest
         tokenizer = await self._tokenizers.tokenizer(digest, stub)
         model = self._models.get(name)
-        if model and model.digest != digest and any(link.readiness.ready for link in model.links):
+        same = model is not None and model.tokenizer.identity == tokenizer.identity
+        if model and not same and any(link.readiness.ready for link in model.links):
             raise Unavailable(f"its tokenizer differs from that of the other engines of model {name!r}")
+        if not same:
+            _log_dialect(name, tokenizer.chat.dialect)
         if model is None:
             model = self._models[name] = ServedModel(name, digest, tokenizer)
         model.digest, model.tokenizer = digest, tokenizer
@@ -235,3 +241,9 @@ class Fleet:
         self.readiness.set(any(link.accepts_requests for link in self.links()))
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _log_dialect(model: str, dialect: Dialect) -> None:
+    calls = dialect.calls.name if dialect.calls else "none that is known, so that they stay text"
+    thoughts = dialect.thought.name if dialect.thought else "none"
+    log.info("model %s has calls of tools: %s; thoughts: %s", model, calls, thoughts)

@@ -60,6 +60,11 @@ class ChatTemplate:
         self._processes = RenderProcesses({name: text for name, text in sources.items() if text is not None})
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a rendering depends on beside the conversation, as texts."""
+        return repr(self._source), repr(self._tool_source), repr(sorted(self._special_tokens.items()))
+
+    @property
     def tool_source(self) -> str | None:
         """The Jinja text for conversations with tools; None for a model without a template."""
         return self._tool_source

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import logging
 import re
 import tempfile
 from collections.abc import AsyncIterable, Container
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
-from services.gateway.dialects.dialect import Dialect
 from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from services.models.files.chat_templates import restore_folders
@@ -19,9 +17,6 @@ from services.runtime.errors import Unavailable
 _FETCH_SECONDS = 60.0
 _MAX_BYTES = 256 * 1024 * 1024
 _FILE_NAME = re.compile(r"\w[\w.-]*")
-
-
-log = logging.getLogger("quire.gateway")
 
 
 class TokenizerStore:
@@ -34,13 +29,8 @@ class TokenizerStore:
     async def tokenizer(self, digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
         """Return the tokenizer with this digest, fetched from the engine if needed. Raises Unavailable."""
         if (task := self._loading.get(digest)) is None or (task.done() and task.exception() is not None):
-            task = self._loading[digest] = asyncio.create_task(self._fetched(digest, stub))
+            task = self._loading[digest] = asyncio.create_task(_fetch(digest, stub, self._selection))
         return await asyncio.shield(task)
-
-    async def _fetched(self, digest: bytes, stub: "pb_grpc.EngineAsyncStub") -> Tokenizer:
-        tokenizer = await _fetch(digest, stub, self._selection)
-        _log_dialect(tokenizer.chat.dialect)
-        return tokenizer
 
     def prune(self, in_use: Container[bytes]) -> None:
         """Drop the tokenizers whose digest is not in use. A running fetch is kept, because an engine is joining."""
@@ -74,11 +64,6 @@ def _load(digest: bytes, folder: Path, selection: DialectSelection) -> Tokenizer
         raise TokenizerLoadError("the digest of its files does not match")
     restore_folders(folder)
     return Tokenizer.load(folder, selection)
-
-
-def _log_dialect(dialect: Dialect) -> None:
-    calls = dialect.calls.name if dialect.calls else "none that is known, so that they stay text"
-    log.info("calls of tools: %s; thoughts: %s", calls, dialect.thought.name if dialect.thought else "none")
 
 
 def _digest(folder: Path) -> bytes:

@@ -11,6 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
+from engine.model.packed_size import _beside
+from engine.native.formats.quantized.compressed_tensors import compressed_tensors
 from engine.native.formats.quantized.fields import seconds_of_each
 from engine.native.formats.stored import stored_format
 from engine.parallel.loading import ModelFolder
@@ -61,6 +63,48 @@ def test_a_declaration_without_quantized_tensors_names_no_format(tmp_path: Path,
     for path in gptq.glob("*.safetensors"):
         save_file({"model.norm.weight": torch.ones(64)}, path)
     assert stored_format(gptq) == ""
+
+
+def test_codes_that_no_file_declares_are_refused_before_they_are_loaded(gptq: Path) -> None:
+    (gptq / "quantize_config.json").unlink()
+    with pytest.raises(
+        ModelUnsupported, match=r"looks like a part of weights quantized by GPTQ, but config\.json has no"
+    ):
+        stored_format(gptq)
+    for path in gptq.glob("*.safetensors"):
+        path.unlink()
+    assert stored_format(gptq) == ""  # a configuration alone
+
+
+def test_more_experts_than_the_configuration_says_have_no_negative_size() -> None:
+    with pytest.raises(ModelUnsupported, match="its files have more weights than its configuration says"):
+        _beside(100, 201, 200, "mxfp4")
+
+
+@pytest.mark.parametrize("number", ["01", "\u0661"])
+def test_a_number_in_another_spelling_is_refused(gptq: Path, number: str) -> None:
+    name = f"model.layers.{number}.mlp.up_proj.weight"
+    change_tensors(gptq, **{name: torch.zeros(2, 2)})
+    with pytest.raises(
+        ModelUnsupported, match=f"its tensor {name} has the number {number}, which has another spelling"
+    ):
+        load_model(gptq, torch.float32, CPU)
+
+
+def test_texts_of_files_are_printable_and_short_in_messages() -> None:
+    message = str(ModelUnsupported("its name is \x1b[31mred\n" + "x" * 100_000 + "\udc80"))
+    assert message.isprintable()
+    assert len(message) < 3000
+    assert message.startswith("its name is \\x1b[31mred x")
+
+
+def test_a_label_names_four_kinds_of_weights_at_most() -> None:
+    groups = {
+        str(size): {"targets": [str(size)], "weights": {"num_bits": 4, "group_size": size}, "format": "pack-quantized"}
+        for size in range(32, 352, 32)
+    }
+    found = compressed_tensors({"config_groups": groups}).label
+    assert found == "compressed-tensors w4a16 g32 + w4a16 g64 + w4a16 g96 + w4a16 g128 + 6 more"
 
 
 def test_a_fault_of_a_declaration_names_the_file_that_has_it(gptq: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
@@ -98,6 +99,8 @@ def read_header(path: Path) -> GgufHeader:
     for one in parts_of(path):
         with _named(one):
             facts = one.stat()
+            if not S_ISREG(facts.st_mode):  # a pipe could be read for ever
+                raise ModelUnsupported("it is no regular file")
         files.append((one, facts.st_size, facts.st_mtime_ns))
     return _read(tuple(files))
 

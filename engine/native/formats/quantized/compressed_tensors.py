@@ -21,11 +21,12 @@ from engine.native.formats.quantized.compressed.integers import (
 )
 from engine.native.formats.quantized.fields import check_no_cache, names
 from engine.native.formats.quantized.float_codes import FLOATS, NamedPart, float4_codes, float8_codes
-from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
+from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, unused
 from engine.native.formats.tensors import TypedTensor
 
 _OF_ALL = "weight_global_scale"
 _SUFFIXES = (PACKED, PLAIN, SCALE, ZERO, ORDER, SHAPE, _OF_ALL)
+_MOST_KINDS = 4  # in a label
 _STATES = ("compressed", "frozen")
 
 
@@ -35,7 +36,9 @@ class CompressedTensors:
     def __init__(self, weights: Mapping[str, Weights], ignored: tuple[str, ...]) -> None:
         """`weights` are by target; `ignored` are targets too."""
         self._targets = Targets(weights, ignored)
-        self.label = "compressed-tensors " + " + ".join(dict.fromkeys(one.label for one in weights.values()))
+        kinds = [*dict.fromkeys(one.label for one in weights.values())]
+        more = [f"{len(kinds) - _MOST_KINDS} more"] if len(kinds) > _MOST_KINDS else []
+        self.label = "compressed-tensors " + " + ".join(kinds[:_MOST_KINDS] + more)
 
     def matrices(self, stored: Mapping[str, TypedTensor]) -> Matrices:
         """Return the quantized matrices of a folder. Raises ModelUnsupported, naming the tensor, as `Scheme`."""
@@ -48,7 +51,6 @@ class CompressedTensors:
             for module, parts in modules.items()
         }
         found = unused(stored).union(*(parts.values() for parts in modules.values()))
-        check_rest(stored, found)
         return Matrices(coded, frozenset(found))
 
     def _coded(self, module: str, parts: Mapping[str, TypedTensor]) -> Coded:

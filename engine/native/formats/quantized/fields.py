@@ -1,6 +1,7 @@
 """Fields of declarations, and which modules they mean. It imports no torch."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine.errors import ModelUnsupported
 _MOST_SECONDS, _LEAST_SECONDS, _ALL_SECONDS = 0.05, 0.0001, 20.0
 _LONGEST_PATTERN, _LONGEST_SHOWN = 4096, 120  # characters
 _MOST_REPEATS = 10_000  # of a part of a pattern, by counts in braces: it takes memory for each
+_MOST_COMPILED = 10_000  # patterns, each once: the library keeps 500
 _COUNTS = regex.compile(r"\{([^{}]*)\}")
 
 
@@ -44,16 +46,22 @@ def matches(pattern: str, module: str, seconds: float = _MOST_SECONDS, *, anywhe
     Raises ModelUnsupported if the pattern is none, or takes longer than `seconds` of processor time.
     """
     try:
-        if len(pattern) > _LONGEST_PATTERN:
-            raise ModelUnsupported(f"its quantization has a pattern of {len(pattern)} characters")
-        if _repeats(pattern) > _MOST_REPEATS:
-            raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which repeats too often")
-        compare = regex.search if anywhere else regex.match
-        return compare(pattern, module, timeout=seconds) is not None
+        compiled = _compiled(pattern)
+        compare = compiled.search if anywhere else compiled.match
+        return compare(module, timeout=seconds) is not None
     except (regex.error, RecursionError) as error:
         raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which is none: {error}") from error
     except TimeoutError as error:
         raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which takes too long") from error
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def _compiled(pattern: str) -> "regex.Pattern[str]":
+    if len(pattern) > _LONGEST_PATTERN:
+        raise ModelUnsupported(f"its quantization has a pattern of {len(pattern)} characters")
+    if _repeats(pattern) > _MOST_REPEATS:
+        raise ModelUnsupported(f"its quantization has the pattern {shown(pattern)}, which repeats too often")
+    return regex.compile(pattern)
 
 
 def shown(value: Any) -> str:

@@ -173,7 +173,7 @@ class Float4Codes:
 
     def _scale_of_all(self, named: NamedPart) -> np.float32:
         found = np.float32(named.tensor[...].float().item())
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / found if self._divides else found
         if not np.isfinite(scale) or not np.isfinite(found):
             raise ModelUnsupported(f"its tensor {named.name} is {found}, which is no scale")

@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import check_no_cache
 from engine.native.formats.quantized.float_codes import FLOAT8, NamedPart, float8_codes
-from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
+from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, unused
 from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
 _WEIGHT, _SCALES = "weight", ("weight_scale_inv", "weight_scale")
@@ -44,7 +44,6 @@ class Float8Scheme:
                 experts = _Experts(match["experts"], stored, self._block)
                 coded |= experts.matrices()
                 parts |= experts.parts
-        check_rest(stored, parts)
         return Matrices(coded, frozenset(parts))
 
 

@@ -1,6 +1,6 @@
 """The methods of quantization that are served, and why others are refused. It imports no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "mxfp4": mxfp4,
 }
 
+_CODES = ("I8", "U8")
 _FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types
 
 
@@ -77,12 +78,28 @@ def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Mat
     Raises ModelUnsupported, naming the tensor, if its parts do not fit, or if weights are codes that the folder does
     not declare: without their scales, they would be taken for values.
     """
+    _check_spelling(stored)
     found = scheme.matrices(stored) if scheme else Matrices({}, frozenset())
-    for name, tensor in stored.items():
-        if name in found.parts:
-            continue
+    rest = [name for name in stored if name not in found.parts]
+    for name in rest:
         if fault := undeclared(name, stored, scheme):
             raise ModelUnsupported(fault)
-        if name.rpartition(".")[2] == "weight" and (kind := tensor.get_dtype()) not in _FLOATS:
+    for name in rest:
+        kind = stored[name].get_dtype()
+        if _is_codes(kind, len(stored[name].get_shape())) and scheme:
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but no scales of it are known")
+        if name.rpartition(".")[2] == "weight" and kind not in _FLOATS:
             raise ModelUnsupported(f"its tensor {name} has type {kind}, but its files declare no quantization of it")
     return found
+
+
+def _check_spelling(names: Iterable[str]) -> None:
+    """Raise ModelUnsupported if a name has a number in another spelling: then a file could have a matrix twice."""
+    for name in names:
+        for part in name.split("."):
+            if part.isdecimal() and not (part.isascii() and (part == "0" or part[0] != "0")):
+                raise ModelUnsupported(f"its tensor {name} has the number {part}, which has another spelling")
+
+
+def _is_codes(kind: str, dimensions: int) -> bool:
+    return kind.startswith("F8") or (kind in _CODES and dimensions in (2, 3))

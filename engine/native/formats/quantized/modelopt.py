@@ -13,7 +13,7 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.fields import check_no_cache
 from engine.native.formats.quantized.float_codes import NamedPart, float4_codes
 from engine.native.formats.quantized.fp8 import float8_matrix, float8_modules
-from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_rest, unused
+from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, unused
 from engine.native.formats.tensors import TypedTensor
 
 _MIXED = "MIXED_PRECISION"
@@ -50,7 +50,6 @@ class ModelOpt:
             if module not in packed:
                 coded[f"{module}.{_WEIGHT}"] = float8_matrix(module, suffixes, stored, _BLOCK)
                 parts.update(suffixes.values())
-        check_rest(stored, parts)
         return Matrices(coded, frozenset(parts))
 
 
@@ -72,7 +71,7 @@ def _served(algorithm: Any) -> str:
         return algorithm.upper()
     raise ModelUnsupported(
         f"its weights are quantized (modelopt, quant_algo {algorithm}), which is not served: use a checkpoint in FP8 "
-        "or NVFP4, a GGUF file, or one in bfloat16 with --weights int4 or int8"
+        "or NVFP4, a GGUF file, such as Q4_K_M, or one in bfloat16, on CPUs with --weights int8 or int4"
     )
 
 

@@ -17,7 +17,7 @@ from engine.errors import ModelUnsupported
 from engine.native.formats.grouped import E2M1, GroupedWeights, half_powers
 from engine.native.formats.quantized.fields import check_no_cache, names
 from engine.native.formats.quantized.float_codes import if_finite, nibbles
-from engine.native.formats.quantized.scheme import Coded, Matrices, check_part, check_rest, check_type, unused
+from engine.native.formats.quantized.scheme import Coded, Matrices, check_part, check_type, unused
 from engine.native.formats.tensors import ExpertPlace, TypedTensor
 
 _PARTS = tuple(f"{kind}_proj_{part}" for kind in ("gate_up", "down") for part in ("blocks", "scales"))
@@ -40,7 +40,6 @@ class Mxfp4Scheme:
             layer = _Layer(experts, stored)
             coded.update(layer.matrices())
             parts.update(layer.names)
-        check_rest(stored, parts)
         return Matrices(coded, frozenset(parts))
 
 

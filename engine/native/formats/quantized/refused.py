@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.native.formats.quantized.declared import Declared
 
-_BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits", "nbits_per_codebook")
+_BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits")
 _TYPES = ("weights", "quant_type", "weight_dtype", "forward_dtype", "dtype", "_type")
 # Objects in which some have them: of HQQ, and of torchao.
 _INSIDE = ("quant_config", "weight_quant_params", "quant_type", "default")

@@ -9,7 +9,7 @@ from engine.native.formats.tensors import ExpertPlace, TypedTensor
 if TYPE_CHECKING:
     from engine.native.formats.coded import StoredCodes
 
-HELP = "use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
+HELP = "use a GGUF file, such as Q4_K_M, or a checkpoint in bfloat16, on CPUs with --weights int8 or int4"
 # Suffixes of tensors that only quantized activations or a quantized cache need.
 _UNUSED = frozenset(
     (
@@ -18,7 +18,6 @@ _UNUSED = frozenset(
         *("activation_scale", "input_scale_ub", "gate_up_proj_activation_scale", "down_proj_activation_scale"),
     )
 )
-_CODES = ("I8", "U8")
 
 
 class Coded(NamedTuple):
@@ -63,11 +62,17 @@ def by_module(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, dict[s
     return found
 
 
-def check_part(name: str, tensor: TypedTensor, shape: tuple[int, ...], types: Iterable[str]) -> None:
-    """Raise ModelUnsupported, with the tensor's name, if it has another shape, or none of the types."""
+def check_part(
+    name: str, tensor: TypedTensor, shape: tuple[int, ...], types: Iterable[str], declared: str = ""
+) -> None:
+    """Raise ModelUnsupported, with the tensor's name, if it has another shape, or none of the types.
+
+    `declared` is the field, with its value, that the shape follows from.
+    """
     check_type(name, tensor, types)
     if tuple(tensor.get_shape()) != shape:
-        raise ModelUnsupported(f"its tensor {name} has shape {list(tensor.get_shape())}, not {list(shape)}")
+        reason = f" as with its quantization's {declared}" if declared else ""
+        raise ModelUnsupported(f"its tensor {name} has shape {list(tensor.get_shape())}, not {list(shape)}{reason}")
 
 
 def check_matrix(name: str, tensor: TypedTensor, types: Iterable[str]) -> tuple[int, int]:
@@ -111,11 +116,3 @@ def not_served(method: str) -> ModelUnsupported:
 def unused(names: Iterable[str]) -> set[str]:
     """Return the names of tensors with the scales of quantized activations, or of a quantized cache."""
     return {name for name in names if name.rpartition(".")[2] in _UNUSED}
-
-
-def check_rest(stored: Mapping[str, TypedTensor], parts: Iterable[str]) -> None:
-    """Raise ModelUnsupported, with the name, if a tensor that is not among `parts` has codes instead of values."""
-    for name in stored.keys() - parts:
-        kind = stored[name].get_dtype()
-        if kind.startswith("F8") or (kind in _CODES and len(stored[name].get_shape()) in (2, 3)):
-            raise ModelUnsupported(f"its tensor {name} has type {kind}, but no scales of it are known")

@@ -18,7 +18,11 @@ _METHODS = {
     "W_q": "HQQ",
 }
 # Files beside config.json that may declare a method.
-_FILES = {"GPTQ": "quantize_config.json", "AWQ": "quant_config.json"}
+_FILES = {
+    "GPTQ": "quantize_config.json",
+    "AWQ": "quant_config.json",
+    "compressed-tensors or ModelOpt": "hf_quant_config.json",
+}
 _OUTPUTS = 8  # of AWQ's words
 
 

@@ -1,6 +1,7 @@
 """A gateway with engines of several models, in one process: the engines compute nothing, all else is real."""
 
 import asyncio
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -175,6 +176,20 @@ def test_a_request_goes_only_to_engines_that_support_all_its_fields(
         fleet.generate("Hello", model="old", words=["word"])
     assert fleet.generate("Hello", model="old") == 0
     fleet.runner.run(stack.aclose())
+
+
+def test_engines_whose_configurations_differ_in_quantization_only_have_one_tokenizer(fleet: Fleet) -> None:
+    quantized = fleet.folder / "quantized"
+    shutil.copytree(fleet.model, quantized)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+
+    async def start_both() -> None:
+        async with null_engine(fleet.folder, quantized, "late", OPTIONS, 64, "same"):
+            await fleet.handler.wait_for_engines(4)
+            assert fleet.handler.handler.model("same").engines == 3
+
+    fleet.runner.run(start_both())
 
 
 def test_an_engine_with_another_tokenizer_gets_no_requests_until_it_has_the_same(

@@ -224,7 +224,10 @@ FILES: list[tuple[Damage, str]] = [
         (link(name, name), f"^{name} is a link that leads back to itself")
         for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja")
     ),
-    (index(model__norm__weight="a" * 300), "its folder lacks a+, where model.safetensors.index.json"),
+    (
+        index(model__norm__weight="a" * 300 + ".safetensors"),
+        "its folder lacks a+.safetensors, where model.safetensors.index.json",
+    ),
     *(
         (piped(name), f"^{name} is no regular file")
         for name in (
@@ -321,7 +324,10 @@ FILES: list[tuple[Damage, str]] = [
         index(model__norm__weight="../a.safetensors"),
         "places tensor model.norm.weight in '../a.safetensors', which is no",
     ),
-    (index(model__norm__weight="/etc/passwd"), "places tensor model.norm.weight in '/etc/passwd', which is no file of"),
+    (
+        index(model__norm__weight="/etc/passwd"),
+        "places tensor model.norm.weight in '/etc/passwd', which is no safetensors file of",
+    ),
     (index(model__norm__weight="b.safetensors"), "its folder lacks b.safetensors, where model.safetensors.index.json"),
     (index(other="a.safetensors"), "model.safetensors.index.json places tensor other in a.safetensors, which lacks it"),
     (

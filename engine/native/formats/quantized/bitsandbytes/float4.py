@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.bitsandbytes.state import Bnb4State, PartSizes, read_state
-from engine.native.formats.quantized.scheme import Coded, Matrices, check_part, check_rest, check_type
+from engine.native.formats.quantized.scheme import Coded, Matrices, check_part, check_type
 from engine.native.formats.tensors import TypedTensor
 
 NF4 = np.array(
@@ -54,7 +54,6 @@ class Bnb4Scheme:
             found.setdefault(match[1], {})[match[2]] = stored[match[0]]
         coded = {weight: Coded(self._codes(weight, parts, stored)) for weight, parts in found.items()}
         names = {*found, *(f"{weight}.{part}" for weight, parts in found.items() for part in parts)}
-        check_rest(stored, names)
         return Matrices(coded, frozenset(names))
 
     def _codes(self, weight: str, parts: Mapping[str, TypedTensor], stored: Mapping[str, TypedTensor]) -> "Bnb4Codes":

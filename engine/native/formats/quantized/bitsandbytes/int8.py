@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.errors import ModelUnsupported
 from engine.native.formats.grouped import GroupedWeights
-from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_matrix, check_part, check_rest
+from engine.native.formats.quantized.scheme import Coded, Matrices, by_module, check_matrix, check_part
 from engine.native.formats.tensors import TypedTensor
 
 _PARTS = ("weight", "SCB", "weight_format")
@@ -35,7 +35,6 @@ class Bnb8Scheme:
                 raise ModelUnsupported(f"its files lack tensor {module}.{lacking}, although they have {present}")
             coded[found["weight"]] = Coded(_codes(module, found, stored))
             parts.update(found.values())
-        check_rest(stored, parts)
         return Matrices(coded, frozenset(parts))
 
 

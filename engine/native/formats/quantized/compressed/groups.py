@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine.errors import ModelUnsupported
-from engine.native.formats.quantized.fields import flag, integer, matches, names, seconds_of_each
+from engine.native.formats.quantized.fields import flag, integer, matches, names, seconds_of_each, shown
 from engine.native.formats.quantized.scheme import HELP
 
 FORMATS = (
@@ -17,7 +17,9 @@ FORMATS = (
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
 )
 _PACKED_BITS = (4, 8)
+_DENSE_BITS = 16  # of activations that are not quantized
 _STRATEGIES = {"int": ("tensor", "channel", "group"), "float": ("tensor", "channel", "group", "block")}
+_ORDERED = ("group", "dynamic", "true")  # of actorder; with others, weights are stored in the order of inputs
 _PATTERN = "re:"
 _SIDE = re.compile("[1-9][0-9]{0,8}")
 _MOST_COMPARISONS = 2_000_000  # of patterns with modules
@@ -29,7 +31,8 @@ class Weights(NamedTuple):
     """How the weights of a group are stored.
 
     `kind` is int or float. A scale is for `block` outputs and inputs if that is set, else for `size` inputs, else for
-    an output or for all. `activations` are the bits of activations; 16 if they are not quantized.
+    an output or for all. `activations` are the bits of activations; 16 if they are not quantized. `ordered` says that
+    the inputs of a group do not follow each other.
     """
 
     kind: str
@@ -38,14 +41,18 @@ class Weights(NamedTuple):
     size: int | None
     block: tuple[int, int] | None
     activations: int
+    ordered: bool = False
 
     @property
     def label(self) -> str:
         """The format in a few words."""
         if self.kind == "int":
-            return f"w{self.bits}a{self.activations}" + (f" g{self.size}" if self.size else "")
+            group = f" g{self.size}{' act-order' if self.ordered else ''}" if self.size else ""
+            return f"w{self.bits}a{self.activations}{group}"
         if self.bits == 4:
             return "nvfp4" if self.size == 16 else "mxfp4"
+        if self.size == 32:
+            return "mxfp8"
         block = f" {self.block[0]}x{self.block[1]}" if self.block else ""
         return f"fp8{block}" + (f" g{self.size}" if self.size else "")
 
@@ -92,6 +99,7 @@ def _weights(name: str, group: Mapping[str, Any], form: str) -> Weights | None:
         size if strategy in ("group", "tensor_group") else None,
         _block(fields) if strategy == "block" else None,
         _activations(group),
+        str(fields.get("actorder")).lower() in _ORDERED,
     )
     _check(found, strategy)
     return found
@@ -123,12 +131,15 @@ def _block(fields: Mapping[str, Any]) -> tuple[int, int]:
     sides = declared.split("x") if isinstance(declared, str) else declared
     if isinstance(sides, list) and len(sides) == 2 and all(_SIDE.fullmatch(str(one)) for one in sides):
         return int(sides[0]), int(sides[1])
-    raise refused(f"block_structure {declared!r}")
+    raise refused(f"block_structure {shown(declared)}")
 
 
 def _activations(group: Mapping[str, Any]) -> int:
     fields = group.get("input_activations")
-    return integer(fields, "num_bits", 8) if isinstance(fields, dict) else 16
+    bits = integer(fields, "num_bits", 8) if isinstance(fields, dict) else _DENSE_BITS
+    if not 0 < bits <= _DENSE_BITS:
+        raise refused(f"input_activations of {shown(bits)} bits")
+    return bits
 
 
 class Targets:

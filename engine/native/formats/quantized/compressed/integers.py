@@ -93,7 +93,7 @@ def compressed_integers(
     bits = bits if PACKED in parts else 8
     shape = _shape(parts, bits, group)
     group = group or shape[1]
-    _check_scales(module, parts, (shape[0], shape[1] // group))
+    _check_scales(module, parts, (shape[0], shape[1] // group), shape[1])
     if symmetric:
         parts.pop(ZERO, None)
     else:
@@ -114,16 +114,17 @@ def _shape(parts: Mapping[str, NamedPart], bits: int, group: int | None) -> tupl
         return outputs, inputs
     inputs -= inputs % group if inputs % group < each else 0
     if inputs % group or not inputs:
-        raise ModelUnsupported(f"its tensor {name} has {inputs} inputs, no multiple of the group size {group}")
+        raise ModelUnsupported(f"its tensor {name} has {inputs} inputs, no multiple of group_size {group}")
     return outputs, inputs
 
 
-def _check_scales(module: str, parts: Mapping[str, NamedPart], shape: tuple[int, int]) -> None:
+def _check_scales(module: str, parts: Mapping[str, NamedPart], shape: tuple[int, int], inputs: int) -> None:
     if SCALE not in parts:
         raise ModelUnsupported(f"its files lack tensor {module}.{SCALE}")
     found = parts[SCALE].shape
     of_all = shape[1] == 1 and found in ((), (1,), (1, 1))
-    check_part(*parts[SCALE][:2], found if of_all else shape, FLOATS)
+    declared = f"group_size {inputs // shape[1]}" if shape[1] > 1 else "strategy"
+    check_part(*parts[SCALE][:2], found if of_all else shape, FLOATS, declared)
 
 
 def _check_zeros(module: str, parts: Mapping[str, NamedPart], outputs: int, bits: int) -> None:

@@ -56,11 +56,11 @@ class AwqParts:
         self._group = inputs if layout.group == -1 else layout.group
         if inputs % self._group:
             raise ModelUnsupported(
-                f"its tensor {module}.qweight has {inputs} inputs, which are no whole groups of {self._group}"
+                f"its tensor {module}.qweight has {inputs} inputs, no multiple of group_size {self._group}"
             )
         groups = inputs // self._group
-        check_part(f"{module}.qzeros", tensors["qzeros"], (groups, words), ("I32",))
-        check_part(f"{module}.scales", tensors["scales"], (groups, words * _OUTPUTS), SCALES)
+        check_part(f"{module}.scales", tensors["scales"], (groups, words * _OUTPUTS), SCALES, layout.declared)
+        check_part(f"{module}.qzeros", tensors["qzeros"], (groups, words), ("I32",), layout.declared)
 
     @property
     def half_scales(self) -> bool:

@@ -82,8 +82,9 @@ class GptqParts:
         self.shape = outputs, inputs
         self._group = inputs if layout.group == -1 else layout.group
         self._groups = -(-inputs // self._group)
-        check_part(f"{module}.qzeros", tensors["qzeros"], (self._groups, -(-outputs * self.bits // _WORD)), ("I32",))
-        check_part(f"{module}.scales", tensors["scales"], (self._groups, outputs), SCALES)
+        zeros = self._groups, -(-outputs * self.bits // _WORD)
+        check_part(f"{module}.scales", tensors["scales"], (self._groups, outputs), SCALES, layout.declared)
+        check_part(f"{module}.qzeros", tensors["qzeros"], zeros, ("I32",), layout.declared)
         if "g_idx" in tensors:
             check_part(f"{module}.g_idx", tensors["g_idx"], (inputs,), ("I32",))
         elif layout.ordered:

@@ -20,6 +20,11 @@ class Layout(NamedTuple):
     ordered: bool = False
 
     @property
+    def declared(self) -> str:
+        """The fields that shapes follow from, with their values."""
+        return f"bits {self.bits} and group_size {self.group}"
+
+    @property
     def label(self) -> str:
         """The layout in a few words, such as `int4 g128`."""
         group = f"g{self.group}" if self.group > 0 else "by output"

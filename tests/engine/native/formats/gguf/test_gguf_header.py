@@ -1,5 +1,6 @@
 """Headers of GGUF files: what is refused, and that nothing large is allocated before."""
 
+import os
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -94,6 +95,12 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
     with pytest.raises(ModelUnsupported, match=r"^empty\.gguf cannot be read: "):
         read_header(tmp_path / "empty.gguf")
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelUnsupported, match=r"^pipe\.gguf cannot be read: it is no regular file$"):
+        read_header(tmp_path / "pipe.gguf")
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

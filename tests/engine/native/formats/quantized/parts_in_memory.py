@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine.native.formats.coded import StoredCodes, joined
-from engine.native.formats.quantized.methods import METHODS
+from engine.native.formats.quantized import methods
 from engine.native.formats.quantized.scheme import Matrices
 
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -62,7 +62,7 @@ def stored_parts(parts: Mapping[str, torch.Tensor], module: str = MODULE) -> dic
 
 def matrices_of(method: str, fields: dict[str, Any], stored: Mapping[str, InMemory]) -> Matrices:
     """Read tensors as a declaration says. Nothing but shapes and types may be read."""
-    found = METHODS[method](fields).matrices(stored)
+    found = methods.matrices_of(methods.METHODS[method](fields), stored)
     assert not any(one.read for one in stored.values())
     return found
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
+from engine.native.formats.quantized.fields import shown
 from engine.native.formats.quantized.methods import METHODS
 from tests.engine.native.formats.quantized.compressed_writers import (
     fields_of,
@@ -74,7 +75,7 @@ DECLARATIONS: list[tuple[str, dict[str, Any], str]] = [
         (
             CT,
             weights(num_bits=8, type="float", strategy="block", block_structure=block),
-            NOT_SERVED.format(f"block_structure {block!r}"),
+            NOT_SERVED.format(f"block_structure {shown(block)}"),
         )
         for block in (None, [128], [0, 128], [128, -1], "128", "128xx128", "9" * 5000 + "x1", [True, 1])
     ),
@@ -184,7 +185,7 @@ TENSORS: list[tuple[str, dict[str, torch.Tensor], str]] = [
     (
         "int4",
         {"weight_packed": INT4["weight_packed"][:, :7]},
-        "{}.weight_packed has 56 inputs, no multiple of the group size 32",
+        "{}.weight_packed has 56 inputs, no multiple of group_size 32",
     ),
     ("int4", {"weight_packed": INT4["weight_packed"][:, :4]}, "{}.weight_scale has shape [16, 2], not [16, 1]"),
     (
@@ -253,7 +254,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name_before_they_are_read(
     method, fields, parts = FIELDS[kind]
     stored = stored_parts(changed(parts, changes))
     with pytest.raises(ModelUnsupported, match=re.escape(message.format(MODULE, MODULE))):
-        METHODS[method](fields).matrices(stored)
+        matrices_of(method, fields, stored)
     assert not any(one.read for one in stored.values())
 
 

@@ -9,7 +9,10 @@ import pytest
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.methods import scheme_of
 
-HELP = "which is not served: use a GGUF file, or a checkpoint in bfloat16 with --weights int4 or int8"
+HELP = (
+    "which is not served: use a GGUF file, such as Q4_K_M, or a checkpoint in bfloat16, on CPUs with --weights int8 or "
+    "int4"
+)
 # What transformers 5.23 writes, unless another source is given.
 REFUSED: dict[str, dict[str, Any]] = {
     "hqq, 4 bits": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}},
@@ -21,7 +24,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "torchao, int4_weight_only": {"quant_method": "torchao", "quant_type": "int4_weight_only"},
     "quanto, int8": {"quant_method": "quanto", "weights": "int8", "activations": None},
     "eetq, int8": {"quant_method": "eetq", "weights": "int8"},
-    "aqlm, 16 bits": {"quant_method": "aqlm", "nbits_per_codebook": 16, "num_codebooks": 1},
+    "aqlm": {"quant_method": "aqlm", "nbits_per_codebook": 16, "num_codebooks": 1},
     "vptq": {"quant_method": "vptq", "config_for_layers": {}, "shared_layer_config": {}},
     "spqr, 3 bits": {"quant_method": "spqr", "bits": 3, "beta1": 16},
     "higgs, 4 bits": {"quant_method": "higgs", "bits": 4, "p": 2},
