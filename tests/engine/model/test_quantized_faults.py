@@ -13,7 +13,7 @@ from engine.errors import ModelUnsupported
 from engine.model.loading import load_model
 from engine.model.packed_size import _beside
 from engine.native.formats.quantized.compressed_tensors import compressed_tensors
-from engine.native.formats.quantized.fields import seconds_of_each
+from engine.native.formats.quantized.fields import _compiled, matches, seconds_of_each
 from engine.native.formats.stored import stored_format
 from engine.parallel.loading import ModelFolder
 from engine.parallel.ranks import OneRank
@@ -112,6 +112,15 @@ def test_a_fault_of_a_declaration_names_the_file_that_has_it(gptq: Path) -> None
     (gptq / "quantize_config.json").write_text(json.dumps(declared | {"bits": 5}))
     with pytest.raises(InvalidModelFile, match=r"^quantize_config\.json: its quantization has bits 5"):
         check_configuration(gptq)
+
+
+def test_a_pattern_is_compiled_once_for_all_modules() -> None:
+    patterns = [f"(.*)*x{number}$" for number in range(1000)]  # more than the library keeps
+    compiled = []
+    for module in ("model.layers.0", "model.layers.1"):
+        assert not any(matches(pattern, module) for pattern in patterns)
+        compiled.append(_compiled.cache_info().misses)
+    assert compiled[0] == compiled[1]
 
 
 @pytest.mark.parametrize("comparisons", [1, 1400, 400_000, 1_000_000])

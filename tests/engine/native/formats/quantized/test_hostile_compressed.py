@@ -306,6 +306,7 @@ VALUES: list[tuple[str, dict[str, torch.Tensor], str]] = [
     ),
     ("nvfp4", {"weight_global_scale": torch.zeros(1)}, "{}.weight_global_scale is 0.0, which is no scale"),
     ("nvfp4", {"weight_global_scale": torch.tensor([torch.inf])}, "{}.weight_global_scale is inf, which is no scale"),
+    ("nvfp4", {"weight_global_scale": torch.tensor([1e-42])}, "{}.weight_global_scale is "),  # 1 / 1e-42 is infinite
     ("nvfp4 of modelopt", {"weight_scale_2": torch.tensor(torch.nan)}, "{}.weight_scale_2 is nan, which is no scale"),
 ]
 
