@@ -1,4 +1,4 @@
-"""Writes matrices in published formats, rounded to nearest, fast enough for a whole model.
+"""Writes whole models in published formats. Weights are rounded to nearest.
 
 Layouts are those of the formats' own documentation. Each writer takes float32 [outputs, inputs] and returns the stored
 parts by suffix, and the float32 values that they code.

@@ -20,7 +20,7 @@ def are_named(folder: Path) -> bool:
 
 
 def are_complete(folder: Path) -> bool:
-    """Return whether a folder has safetensors files, all that its index names. Raises ModelUnsupported for no index."""
+    """Return whether a folder has its safetensors files, all of an index. Raises ModelUnsupported for a wrong index."""
     if (folder / ONE_FILE).is_file() or not (folder / INDEX).is_file():
         return any(folder.glob("*.safetensors"))
     return all((folder / name).is_file() for name in set(_read_index(folder / INDEX).values()))

@@ -105,14 +105,12 @@ def stored_format(source: Path) -> str:
     if gguf:
         return quantized_format(gguf)
     scheme = scheme_of(source)
-    if scheme is None and not are_complete(source):  # a configuration alone
+    if scheme is None:
+        if are_complete(source):  # else it is a configuration alone
+            files_of(source, torch.bfloat16)  # refuses codes that no file declares
         return ""
     files = files_of(source, torch.bfloat16)
-    return (
-        scheme.label
-        if scheme and any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items())
-        else ""
-    )
+    return scheme.label if any(isinstance(file.get_slice(name), CodedMatrix) for name, file in files.items()) else ""
 
 
 def files_of(folder: Path, dtype: torch.dtype) -> "dict[str, TensorFile]":

@@ -90,7 +90,7 @@ class GgufHeader(NamedTuple):
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read a file's header, and those of the parts that follow it. Nothing large is allocated, whatever they say.
+    """Read the headers of a file and of its later parts. Sizes in a header do not cause large allocations.
 
     Raises ModelUnsupported, naming file and tensor, if a file is truncated or mislabelled, has a format that is not
     served, or is no part of the same model; without a tensor's name if it is no GGUF file or cannot be opened.
@@ -139,7 +139,7 @@ def _read_part(path: Path) -> GgufHeader:
 
 
 def _join(first: GgufHeader, other: GgufHeader, part: int, name: str) -> None:
-    """Add the tensors of a later part to those of the first, whose file has this name."""
+    """Add a later part's tensors to the first part's. `name` is the file of the first part."""
     check_same(first.metadata, other.metadata, name)
     if len(first.tensors) + len(other.tensors) > _MOST_TENSORS:
         raise ModelUnsupported(f"its parts have more than {_MOST_TENSORS} tensors")
