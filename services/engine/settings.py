@@ -6,6 +6,7 @@ from pathlib import PurePath
 from engine.schedule.limits import MAX_PROPOSED_TOKENS, Limits, Preemption
 from engine.schedule.speculation.ngram_index import MATCHES
 from kvmanager.pool_spec import MAX_NAME_LENGTH, MAX_TIER_BLOCKS
+from services.engine.events.settings import EventSettings
 from services.engine.guided.json_output import JsonBounds
 from services.runtime import exposure
 from services.runtime.addresses import check_listen_address, check_server_address, check_url
@@ -40,11 +41,8 @@ _COMPARES_BLOCKS = (
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """Settings of one engine: model, memory, limits of steps, and links.
-
-    The service takes a local folder as `model`; the command line resolves all other names to one.
-    """
+class _OwnSettings:
+    """The settings of an engine without those of KV events."""
 
     listen: str = setting(
         local(ENGINE.grpc), "Address to listen on: host:port or unix:/path.", form=check_listen_address
@@ -313,6 +311,14 @@ class EngineSettings:
     log_format: str = records.format_setting()
     log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
+
+
+@dataclass(frozen=True)
+class EngineSettings(EventSettings, _OwnSettings):  # fields of the last base are the first
+    """Settings of one engine: model, memory, limits of steps, links, and KV events.
+
+    The service takes a local folder as `model`; the command line resolves all other names to one.
+    """
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,0 +1,48 @@
+"""What changes in the keys that a prompt can hit, as plain values."""
+
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class Medium(Enum):
+    """A tier, by vLLM's name. `GPU` is the tier that steps read, whatever the device."""
+
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class Place(NamedTuple):
+    """Where a key has blocks: the number of the kind, and the tier."""
+
+    kind: int
+    medium: Medium
+
+
+class Stored(NamedTuple):
+    """Keys of one chain that a place has now, each the parent of the next.
+
+    `parent` is the key before the first one, None at the beginning of a prompt. `token_ids` has the tokens of each
+    block. `salt` is a digest of the salt of the chain, empty without a salt.
+    """
+
+    place: Place
+    parent: bytes | None
+    keys: Sequence[bytes]
+    token_ids: Sequence["array[int]"]
+    salt: str
+
+
+class Removed(NamedTuple):
+    """Keys that a place has no longer, or that no prompt reaches any more because a block before them is gone."""
+
+    place: Place
+    keys: Sequence[bytes]
+
+
+class Cleared(NamedTuple):
+    """No place has a key any more."""
+
+
+KeyChange = Stored | Removed | Cleared
