@@ -1,7 +1,7 @@
 """CURVE keys of KV events: files of keys, and which clients they admit. Needs pyzmq, of the extra `routers`.
 
-A key is a line of 40 characters in Z85. Lines that are empty or begin with # and a space, which Z85 lacks, are skipped. Source: ZeroMQ's RFC 26
-(CurveZMQ), 27 (ZAP) and 32 (Z85).
+A key is a line of 40 characters in Z85. Lines that are empty, or begin with # and a space, which Z85 lacks, are
+skipped. Source: ZeroMQ's RFC 26 (CurveZMQ), 27 (ZAP) and 32 (Z85).
 """
 
 import logging
