@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Generator
 from hashlib import sha256
 
+from blocks import WindowKind
 from services.engine.events.changes import Cleared, KeyChange, Medium, Place, Removed, Stored
 from services.engine.events.event_stream import EventStream
 
@@ -32,6 +33,8 @@ def removed(*numbers: int, place: Place = PLACES[0]) -> Removed:
 
 class Keys:
     """The simplest pool of keys that announces its changes: a tree in each place, whose leaves go first."""
+
+    windows = (WindowKind("window-8", 8, 64),)
 
     def __init__(self, stream: EventStream, seed: int) -> None:
         self.stream = stream
@@ -75,6 +78,10 @@ class Keys:
             for number in list(self.parents[place]):
                 if number in self.parents[place]:  # it may be gone since the list was made
                     yield [stored(number, 1, self.parents[place][number], place)]
+
+    def counts(self) -> dict[tuple[int, str], int]:
+        """The number of blocks in each place that has some."""
+        return {place: len(held) for place, held in sorted(self.state().items())}
 
     def state(self) -> dict[tuple[int, str], set[int]]:
         """Hashes on the wire by place."""

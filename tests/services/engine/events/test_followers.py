@@ -56,7 +56,7 @@ class Wire:
             if batch is None or self.random.random() < self.loss / 4:
                 self.listening = True
                 return False
-            self.follower.apply(batch.sequence, self.passed(batch))
+            self.follower.apply(batch.sequence, self.passed(batch), replayed=True)
         return True
 
     def answer(self, first: int) -> Iterator[Batch | None]:
