@@ -33,9 +33,9 @@ def chain(place: Place, parent: bytes | None, numbers: list[int], tokens: list[l
 
 
 GPU, CPU = Medium.GPU, Medium.CPU
-SALTED = [chain(Place(0, GPU), None, [2**64 - 1, 7], [[0, 127], [128, 70_000]], "5a17")]
-WINDOW = [chain(Place(1, CPU), key(7), [9], [[1, 2]], "5a17")]
-GONE = [Removed(Place(2, GPU), [key(2**64 - 1), key(9)]), Cleared()]
+SALTED: list[KeyChange] = [chain(Place(0, GPU), None, [2**64 - 1, 7], [[0, 127], [128, 70_000]], "5a17")]
+WINDOW: list[KeyChange] = [chain(Place(1, CPU), key(7), [9], [[1, 2]], "5a17")]
+GONE: list[KeyChange] = [Removed(Place(2, GPU), [key(2**64 - 1), key(9)]), Cleared()]
 
 # Written by EventBatch, BlockStored, BlockRemoved and AllBlocksCleared of vLLM 0.32.0.
 MAPS: list[tuple[Batch, str]] = [
