@@ -114,7 +114,8 @@ class EngineService:
         self._address = transport.bind(self.server, self._settings.listen, self._tls)
         if self._publisher:
             await self._publisher.bind()
-            log.info("KV events are published at %s", self._publisher.address)
+            replay = self._publisher.replay_address or "nowhere"
+            log.info("publishes KV events at %s, replays them at %s", self._publisher.address, replay)
         await self.server.start()
         return self._address
 

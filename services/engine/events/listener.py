@@ -23,6 +23,7 @@ _REPLAY_SECONDS = 10.0
 _SNAPSHOT_SECONDS = 3.0
 _RECEIVE_QUEUE = 10_000
 _MOST_BYTES = 64 << 20
+_RECONNECT_MILLISECONDS = 2000
 
 
 class Description(msgspec.Struct):
@@ -144,6 +145,7 @@ class EventListener:
         socket.linger = 0
         socket.maxmsgsize = _MOST_BYTES
         socket.ipv6 = True
+        socket.reconnect_ivl_max = _RECONNECT_MILLISECONDS
         if publication.keys and publication.server:
             socket.curve_publickey, socket.curve_secretkey = publication.keys
             socket.curve_serverkey = publication.server
