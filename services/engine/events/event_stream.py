@@ -15,7 +15,7 @@ MOST_BLOCKS = 256
 
 
 class Batch(NamedTuple):
-    """Changes with their sequence number, and the time of publication in seconds since 1970. No changes: a heartbeat."""
+    """Changes with their number, and when they were published, in seconds since 1970. Without changes: a heartbeat."""
 
     sequence: int
     timestamp: float
