@@ -48,10 +48,6 @@ class KeyIndex:
         """Number of indexed keys."""
         return sum(map(len, self._distinct))
 
-    def __contains__(self, key: bytes) -> bool:
-        """Whether a block is indexed under a key."""
-        return key in self._shards[key[0]]
-
     def keys_of(self, blocks: Iterable[int]) -> list[bytes | None]:
         """Return the blocks' keys."""
         keys = self.by_block

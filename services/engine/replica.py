@@ -59,7 +59,8 @@ class Replica:
     ) -> None:
         """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
-        `follow` is called with the pool, and returns what receives its Steps. Raises InvalidReport if the memory contradicts itself.
+        `follow` is called with the pool, and returns what receives its Steps. Raises InvalidReport if the memory
+        contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty

@@ -152,7 +152,7 @@ class Announcements:
 
     def _update(self) -> list[KeyChange]:
         for key in self._take_journals():
-            self._follow(key, sum(bit for _, bit, index in self._indices if key in index))
+            self._follow(key, sum(bit for _, bit, index in self._indices if index.find(key) is not None))
         self._origins.clear()
         stored, withdrawn = self._stored, self._withdrawn
         self._stored, self._withdrawn = {}, {}

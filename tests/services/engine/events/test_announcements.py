@@ -54,7 +54,7 @@ class FollowedPool:
     def expected(self, keys):
         """Return what each place must have, given the keys of contents."""
         main = self.pool.state
-        known = {key for key in keys.values() if key in main.device.keys or key in main.host.keys}
+        known = {key for key in keys.values() if main.device.keys.find(key) or main.host.keys.find(key)}
         reachable = set()
         for content, key in sorted(keys.items(), key=lambda item: len(item[0])):
             parent = keys.get(content[:-SIZE])
@@ -64,7 +64,7 @@ class FollowedPool:
         for number, kind in enumerate(main.kinds):
             for medium, tier in ((Medium.GPU, kind.device), (Medium.CPU, kind.host)):
                 found[Place(number, medium)] = {
-                    key for key in keys.values() if key in tier.keys and (number or key in reachable)
+                    key for key in keys.values() if tier.keys.find(key) and (number or key in reachable)
                 }
         return found
 
