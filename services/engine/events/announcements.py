@@ -15,7 +15,7 @@ from typing import NamedTuple
 from blocks import Refusal, Reset, Step, StepItem
 from kvmanager import PoolState
 from kvmanager.tier.key_index import KeyIndex
-from services.engine.events.changes import Cleared, KeyChange, Medium, Place
+from services.engine.events.changes import Cleared, KeyChange, Medium, KeyPlace
 from services.engine.events.event_stream import MOST_BLOCKS
 from services.engine.events.origins import ChainEnd, Origin, chain_ends, committed_origins
 from services.engine.events.runs import Runs
@@ -46,7 +46,7 @@ class _Key:
 class _Indexed(NamedTuple):
     """A place, its bit, and the key index of its blocks."""
 
-    place: Place
+    place: KeyPlace
     bit: int
     keys: KeyIndex
 
@@ -259,4 +259,4 @@ class Announcements:
 def _indices(state: PoolState) -> Iterator[_Indexed]:
     for number, kind in enumerate(state.kinds):
         for bit, (medium, tier) in enumerate(((Medium.GPU, kind.device), (Medium.CPU, kind.host))):
-            yield _Indexed(Place(number, medium), 1 << (2 * number + bit), tier.keys)
+            yield _Indexed(KeyPlace(number, medium), 1 << (2 * number + bit), tier.keys)

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from services.engine.events.changes import KeyChange, Place, Removed, Stored
+from services.engine.events.changes import KeyChange, KeyPlace, Removed, Stored
 from services.engine.events.event_stream import MOST_BLOCKS
 from services.engine.events.origins import Origin
 
@@ -11,12 +11,12 @@ from services.engine.events.origins import Origin
 class Runs:
     """Groups keys by place: stored ones as long as each is the parent of the next, removed ones as they come."""
 
-    def __init__(self, places: Sequence[tuple[Place, int]]) -> None:
+    def __init__(self, places: Sequence[tuple[KeyPlace, int]]) -> None:
         """Start empty. `places` has each place with its bit."""
         self._places = places
         self._changes: list[KeyChange] = []
-        self._stored: dict[Place, tuple[list[bytes], list[array[int]], str]] = {}
-        self._removed: dict[Place, list[bytes]] = {}
+        self._stored: dict[KeyPlace, tuple[list[bytes], list[array[int]], str]] = {}
+        self._removed: dict[KeyPlace, list[bytes]] = {}
         self.blocks = 0
 
     def add(self, key: bytes, origin: Origin, places: int) -> None:
@@ -39,7 +39,7 @@ class Runs:
         self._changes, self._stored, self._removed, self.blocks = [], {}, {}, 0
         return changes
 
-    def _add(self, place: Place, key: bytes, origin: Origin) -> None:
+    def _add(self, place: KeyPlace, key: bytes, origin: Origin) -> None:
         keys, tokens, salt = self._stored.get(place, ([], [], ""))
         if not keys or keys[-1] != origin.parent or salt != origin.salt or len(keys) >= MOST_BLOCKS:
             keys, tokens = [], []
@@ -48,7 +48,7 @@ class Runs:
         keys.append(key)
         tokens.append(origin.token_ids)
 
-    def _remove(self, place: Place, key: bytes) -> None:
+    def _remove(self, place: KeyPlace, key: bytes) -> None:
         keys = self._removed.get(place)
         if keys is None or len(keys) >= MOST_BLOCKS:
             keys = self._removed[place] = []

@@ -3,14 +3,14 @@
 from collections import defaultdict
 
 from blocks import block_key
-from services.engine.events.changes import Cleared, Place, Removed, Stored
+from services.engine.events.changes import Cleared, KeyPlace, Removed, Stored
 
 
 class FollowedKeys:
     """Applies changes. `strict` checks that parents are known, and that only known keys are removed."""
 
     def __init__(self, strict=True):
-        self.places: dict[Place, set[bytes]] = defaultdict(set)
+        self.places: dict[KeyPlace, set[bytes]] = defaultdict(set)
         self.parents: dict[bytes, bytes | None] = {}
         self.strict = strict
 

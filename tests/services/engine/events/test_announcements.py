@@ -8,7 +8,7 @@ from hypothesis.stateful import rule
 from blocks import Commit, Condemn, CondemnReason, Free, FreeReason, Reset, Step
 from kvmanager import Pool, PoolSpec, adopt, report_of
 from services.engine.events.announcements import Announcements
-from services.engine.events.changes import Cleared, Medium, Place, Removed, Stored
+from services.engine.events.changes import Cleared, Medium, KeyPlace, Removed, Stored
 from services.engine.events.origins import salt_digest
 from tests.kvmanager.random_runs import random_runs
 from tests.kvmanager.test_random_kinds import RandomKinds
@@ -63,7 +63,7 @@ class FollowedPool:
         found = {}
         for number, kind in enumerate(main.kinds):
             for medium, tier in ((Medium.GPU, kind.device), (Medium.CPU, kind.host)):
-                found[Place(number, medium)] = {
+                found[KeyPlace(number, medium)] = {
                     key for key in keys.values() if tier.keys.find(key) and (number or key in reachable)
                 }
         return found
@@ -145,7 +145,7 @@ def test_a_chain_is_stored_in_one_change_with_its_tokens_and_a_digest_of_its_sal
     step(allocates=[salted(1, [1, 2, 3, 4, 5], b"tenant")])
     (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     keys = pool.device.keys.keys_of([1, 2])
-    assert stored == Stored(Place(0, Medium.GPU), None, keys, stored.token_ids, salt_digest(b"tenant"))
+    assert stored == Stored(KeyPlace(0, Medium.GPU), None, keys, stored.token_ids, salt_digest(b"tenant"))
     assert [list(tokens) for tokens in stored.token_ids] == [[1, 2], [3, 4]]
     assert b"tenant".hex() not in stored.salt
     assert announcements.origin(keys[1]).parent == keys[0]
@@ -176,7 +176,7 @@ def test_blocks_behind_a_condemned_one_are_withdrawn_and_stored_again_when_it_is
     step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     first, second = pool.device.keys.keys_of([1, 2])
     (removed,) = step(condemns=[Condemn(1, [1], CondemnReason.HIT)])
-    assert removed == Removed(Place(0, Medium.GPU), [second, first])
+    assert removed == Removed(KeyPlace(0, Medium.GPU), [second, first])
     step(allocates=[allocate(2, [1, 2, 7])])
     (stored,) = step(commits=[Commit(2, 0, [1, 2])])
     assert stored.keys == [first, second]
@@ -228,8 +228,8 @@ def test_an_evicted_key_is_stored_on_the_host_before_it_is_removed_from_the_devi
     (stored,) = step(commits=[Commit(1, 0, [1, 2])])
     step(frees=[Free(1, FreeReason.FINISHED)])
     host, device = step(allocates=[allocate(2, list(range(10, 25)))])
-    assert host == Stored(Place(0, Medium.CPU), None, stored.keys, stored.token_ids, "")
-    assert device == Removed(Place(0, Medium.GPU), stored.keys)
+    assert host == Stored(KeyPlace(0, Medium.CPU), None, stored.keys, stored.token_ids, "")
+    assert device == Removed(KeyPlace(0, Medium.GPU), stored.keys)
     assert len(announcements) == 1
 
 
