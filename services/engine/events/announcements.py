@@ -15,7 +15,7 @@ from typing import NamedTuple
 from blocks import Refusal, Reset, Step, StepItem
 from kvmanager import PoolState
 from kvmanager.tier.key_index import KeyIndex
-from services.engine.events.changes import Cleared, KeyChange, Medium, KeyPlace
+from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium
 from services.engine.events.event_stream import MOST_BLOCKS
 from services.engine.events.origins import ChainEnd, Origin, chain_ends, committed_origins
 from services.engine.events.runs import Runs

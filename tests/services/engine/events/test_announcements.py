@@ -8,7 +8,7 @@ from hypothesis.stateful import rule
 from blocks import Commit, Condemn, CondemnReason, Free, FreeReason, Reset, Step
 from kvmanager import Pool, PoolSpec, adopt, report_of
 from services.engine.events.announcements import Announcements
-from services.engine.events.changes import Cleared, Medium, KeyPlace, Removed, Stored
+from services.engine.events.changes import Cleared, KeyPlace, Medium, Removed, Stored
 from services.engine.events.origins import salt_digest
 from tests.kvmanager.random_runs import random_runs
 from tests.kvmanager.test_random_kinds import RandomKinds
