@@ -17,30 +17,14 @@ from kvmanager import PoolState
 from kvmanager.tier.key_index import KeyIndex
 from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium
 from services.engine.events.event_stream import MOST_BLOCKS
-from services.engine.events.origins import ChainEnd, Origin, chain_ends, committed_origins
+from services.engine.events.known_keys import KnownKeys
+from services.engine.events.origins import ChainEnd, Origin, OriginFields, chain_ends, committed_origins
 from services.engine.events.runs import Runs
 
 # Keys of a snapshot that are looked at without a pause: about half a millisecond.
 _SLICE = 512
 # The places of kind 0, whose keys form chains.
 _CHAINED = 0b11
-
-
-class _Key:
-    """A key with blocks: `present` and `announced` have a bit for each place."""
-
-    __slots__ = ("announced", "origin", "present", "reachable")
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
-        self.present = 0
-        self.announced = 0
-        self.reachable = False
-
-    @property
-    def due(self) -> int:
-        """The places in which it is to be announced."""
-        return self.present if self.reachable else self.present & ~_CHAINED
 
 
 class _Indexed(NamedTuple):
@@ -63,10 +47,9 @@ class Announcements:
         self._salts = salts
         self._indices = tuple(_indices(state))
         self._places = [(place, bit) for place, bit, _ in self._indices]
-        self._keys: dict[bytes, _Key] = {}
-        self._children: dict[bytes, dict[bytes, None]] = {}
+        self._keys = KnownKeys(len(self._places), _CHAINED)
         self._hidden: set[bytes] = set()
-        self._origins: dict[bytes, Origin] = {}  # of the Steps since the last update
+        self._origins: dict[bytes, OriginFields] = {}  # of the Steps since the last update
         self._stored: dict[bytes, None] = {}
         self._withdrawn: dict[bytes, None] = {}
         self._announced = 0
@@ -74,7 +57,7 @@ class Announcements:
         self._reset = False
         for _, _, index in self._indices:
             index.journal = [key for key, _ in index.entries()]
-        self._learn(adopted.items())
+        self._origins.update((key, (*origin,)) for key, origin in adopted.items())
         self._update()
 
     def __len__(self) -> int:
@@ -88,7 +71,7 @@ class Announcements:
 
     def origin(self, key: bytes) -> Origin | None:
         """Return where a key with blocks comes from, None if that is unknown or must not be published."""
-        return found.origin if (found := self._keys.get(key)) else None
+        return Origin(*self._keys.origin(key)) if key in self._keys else None
 
     def before(self, step: Step) -> None:
         """Record what a Step that is applied next commits to."""
@@ -123,8 +106,8 @@ class Announcements:
         runs = Runs(self._places)
         for count, key in enumerate(list(self._keys), 1):
             for one in self._unlisted_chain(key, listed):
-                if found := self._keys.get(one):  # unless it is gone since the last slice
-                    runs.add(one, found.origin, found.announced)
+                if announced := self._keys.announced(one):  # unless it is gone since the last slice
+                    runs.add(one, self._keys.origin(one), announced)
                 if runs.blocks >= MOST_BLOCKS:
                     yield runs.take()
             if not count % _SLICE:
@@ -135,20 +118,17 @@ class Announcements:
         """Return an announced key behind the keys before it, the first of the chain first, without those `listed`."""
         chain: list[bytes] = []
         at: bytes | None = key
-        while at is not None and at not in listed and self._is_announced(at):
+        while at is not None and at not in listed and self._keys.announced(at):
             chain.append(at)
             listed.add(at)
-            at = self._keys[at].origin.parent
+            at = self._keys.parent(at)
         return chain[::-1]
 
-    def _is_announced(self, key: bytes) -> bool:
-        found = self._keys.get(key)
-        return found is not None and found.announced != 0
-
-    def _learn(self, origins: Iterable[tuple[bytes, Origin]]) -> None:
-        for key, origin in origins:
-            if self._salts or not origin.salt:
-                self._origins[key] = origin
+    def _learn(self, origins: Iterable[tuple[bytes, OriginFields]]) -> None:
+        if self._salts:
+            self._origins.update(origins)
+        else:
+            self._origins.update((key, origin) for key, origin in origins if not origin[-1])
 
     def _update(self) -> list[KeyChange]:
         for key in self._take_journals():
@@ -174,54 +154,48 @@ class Announcements:
 
     def _follow(self, key: bytes, present: int) -> None:
         """Record where a key has blocks now, and what this changes for the keys behind it."""
-        known = self._keys.get(key) or self._known(key, present)
-        if known is None:
+        keys = self._keys
+        if key not in keys and not self._add(key, present):
             return
-        before, known.present = known.present, present
+        before = keys.set_present(key, present)
         if before & ~present:
             self._withdrawn[key] = None
         if present & ~before:
             self._stored[key] = None
-        if present & _CHAINED and not known.reachable:
-            parent = known.origin.parent
-            if parent is None or ((found := self._keys.get(parent)) and found.reachable):
-                self._reach(key)
-        elif known.reachable and not present & _CHAINED:
+        chained, reachable = present & _CHAINED, keys.is_reachable(key)
+        if reachable and not chained:
             self._lose(key)
+        elif chained and not reachable and ((parent := keys.parent(key)) is None or keys.is_reachable(parent)):
+            self._reach(key)
 
-    def _known(self, key: bytes, present: int) -> _Key | None:
-        """Return a new key, None if it must stay hidden or has gone."""
-        if not present:
-            self._hidden.discard(key)
-            return None
-        if (origin := self._origins.get(key)) is None:
+    def _add(self, key: bytes, present: int) -> bool:
+        """Add a new key; return False if it has no block or must stay hidden."""
+        origin = self._origins.get(key) if present else None
+        if origin is not None:
+            self._keys.add(key, origin)
+        if present and origin is None:
             self._hidden.add(key)
-            return None
-        self._hidden.discard(key)
-        if origin.parent is not None:
-            self._children.setdefault(origin.parent, {})[key] = None
-        known = self._keys[key] = _Key(origin)
-        return known
+        elif self._hidden:
+            self._hidden.discard(key)
+        return origin is not None
 
     def _reach(self, key: bytes) -> None:
         """Mark a key and all that follow it as reachable, to be stored in this order."""
-        waiting = [key]
+        keys, waiting = self._keys, [key]
         while waiting:
             at = waiting.pop()
-            self._keys[at].reachable = True
+            keys.set_reachable(at, reachable=True)
             self._stored.pop(at, None)  # its children may have been recorded before it
             self._stored[at] = None
-            for child in self._children.get(at, ()):
-                if not (found := self._keys[child]).reachable and found.present & _CHAINED:
-                    waiting.append(child)
+            waiting += [one for one in keys.children(at) if keys.present(one) & _CHAINED and not keys.is_reachable(one)]
 
     def _lose(self, key: bytes) -> None:
         """Mark a key and all that follow it as unreachable, to be removed in the opposite order."""
-        order, waiting = [], [key]
+        keys, order, waiting = self._keys, [], [key]
         while waiting:
             order.append(at := waiting.pop())
-            self._keys[at].reachable = False
-            waiting += [child for child in self._children.get(at, ()) if self._keys[child].reachable]
+            keys.set_reachable(at, reachable=False)
+            waiting += [child for child in keys.children(at) if keys.is_reachable(child)]
         for at in reversed(order):
             self._withdrawn.pop(at, None)
             self._withdrawn[at] = None
@@ -229,31 +203,27 @@ class Announcements:
     def _removals(self, keys: Iterable[bytes]) -> list[KeyChange]:
         runs = Runs(self._places)
         for key in keys:
-            known = self._keys[key]
-            if gone := known.announced & ~known.due:
+            announced, due = self._keys.announced(key), self._keys.due(key)
+            if gone := announced & ~due:
                 runs.remove(key, gone)
-                known.announced &= known.due
-                self._announced -= not known.announced
+                self._keys.set_announced(key, announced & due)
+                self._announced -= not announced & due
         return runs.take()
 
     def _additions(self, keys: Iterable[bytes]) -> list[KeyChange]:
         runs = Runs(self._places)
         for key in keys:
-            known = self._keys[key]
-            if new := known.due & ~known.announced:
-                runs.add(key, known.origin, new)
-                self._announced += not known.announced
-                known.announced |= new
+            announced, due = self._keys.announced(key), self._keys.due(key)
+            if new := due & ~announced:
+                runs.add(key, self._keys.origin(key), new)
+                self._keys.set_announced(key, announced | new)
+                self._announced += not announced
         return runs.take()
 
     def _forget(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            if not self._keys[key].present:
-                parent = self._keys.pop(key).origin.parent
-                if parent is not None:
-                    del self._children[parent][key]
-                    if not self._children[parent]:
-                        del self._children[parent]
+            if not self._keys.present(key):
+                self._keys.remove(key)
 
 
 def _indices(state: PoolState) -> Iterator[_Indexed]:

@@ -12,6 +12,10 @@ from kvmanager import PoolState
 _SALT_BYTES = 16
 
 
+# An Origin as an exact tuple, which the garbage collector does not traverse.
+OriginFields = tuple[bytes, bool, "array[int]", str]
+
+
 class Origin(NamedTuple):
     """What a key is the hash of: the parent's key, or the root of its chain if it is the `first`, and the tokens.
 
@@ -49,7 +53,7 @@ def chain_ends(state: PoolState, step: Step) -> dict[int, ChainEnd]:
 
 def committed_origins(
     step: Step, ends: dict[int, ChainEnd], refused: Collection[int], block_size: int
-) -> Iterator[tuple[bytes, Origin]]:
+) -> Iterator[tuple[bytes, OriginFields]]:
     """Yield the keys that the commits of a Step have set, in order; `refused` has the positions of refused ones.
 
     `ends` has the state before the Step, and is changed to that after it.
@@ -63,12 +67,13 @@ def committed_origins(
             ends[item.sequence] = end
 
 
-def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes, Origin]]:
+def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes, OriginFields]]:
     hashed, first, salt = end
     tokens = item.token_ids if isinstance(item.token_ids, array) else array("i", item.token_ids)
     for start in range(0, len(tokens), block_size):
-        origin = Origin(hashed, first, tokens[start : start + block_size], salt)
-        hashed, first = block_key(hashed, origin.token_ids), False
+        own = tokens[start : start + block_size]
+        origin = hashed, first, own, salt
+        hashed, first = block_key(hashed, own), False
         yield hashed, origin
 
 

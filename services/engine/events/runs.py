@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from services.engine.events.changes import KeyChange, KeyPlace, Removed, Stored
 from services.engine.events.event_stream import MOST_BLOCKS
-from services.engine.events.origins import Origin
+from services.engine.events.origins import OriginFields
+
+_NONE: "tuple[list[bytes], list[array[int]], str]" = ([], [], "")
 
 
 class Runs:
@@ -19,7 +21,7 @@ class Runs:
         self._removed: dict[KeyPlace, list[bytes]] = {}
         self.blocks = 0
 
-    def add(self, key: bytes, origin: Origin, places: int) -> None:
+    def add(self, key: bytes, origin: OriginFields, places: int) -> None:
         """Add a stored key; `places` has the bits of its places."""
         for place, bit in self._places:
             if places & bit:
@@ -39,14 +41,15 @@ class Runs:
         self._changes, self._stored, self._removed, self.blocks = [], {}, {}, 0
         return changes
 
-    def _add(self, place: KeyPlace, key: bytes, origin: Origin) -> None:
-        keys, tokens, salt = self._stored.get(place, ([], [], ""))
-        if not keys or keys[-1] != origin.parent or salt != origin.salt or len(keys) >= MOST_BLOCKS:
+    def _add(self, place: KeyPlace, key: bytes, origin: OriginFields) -> None:
+        hashed, first, token_ids, salt = origin
+        keys, tokens, of = self._stored.get(place, _NONE)
+        if first or not keys or keys[-1] != hashed or of != salt or len(keys) >= MOST_BLOCKS:
             keys, tokens = [], []
-            self._stored[place] = keys, tokens, origin.salt
-            self._changes.append(Stored(place, origin.parent, keys, tokens, origin.salt))
+            self._stored[place] = keys, tokens, salt
+            self._changes.append(Stored(place, None if first else hashed, keys, tokens, salt))
         keys.append(key)
-        tokens.append(origin.token_ids)
+        tokens.append(token_ids)
 
     def _remove(self, place: KeyPlace, key: bytes) -> None:
         keys = self._removed.get(place)

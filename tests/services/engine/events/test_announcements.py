@@ -215,7 +215,7 @@ def test_adopted_blocks_that_come_in_any_order_are_announced_parents_first():
     pool, origins = adopted_pool()
     announcements = Announcements(pool.state, {}, salts=True)
     assert (len(announcements), announcements.hidden) == (0, 2)
-    announcements._learn(origins.items())
+    announcements._learn((key, tuple(origin)) for key, origin in origins.items())
     pool.device.keys.journal = list(reversed(origins))
     (stored,) = announcements.changes()
     assert stored.keys == list(origins)
@@ -239,4 +239,4 @@ def test_nothing_is_kept_of_a_key_that_has_no_block():
     (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     step(frees=[Free(1, FreeReason.FINISHED)], pins=[Reset()])
     assert [announcements.origin(key) for key in stored.keys] == [None, None]
-    assert not announcements._children
+    assert len(announcements._keys) == 0
