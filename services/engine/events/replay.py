@@ -2,7 +2,7 @@
 
 Requests and answers are vLLM's (`distributed/kv_events.py`, 0.32), on a ROUTER socket:
 
-* ReplayRequest: an empty frame, and the first sequence number that is wanted (8 bytes, big-endian).
+* Request: an empty frame, and the first sequence number that is wanted (8 bytes, big-endian).
 * Answer: for each batch an empty frame, topic, sequence number (8 bytes), payload; at the end an empty frame, an empty
   one, 8 bytes of 0xFF, an empty one.
 
