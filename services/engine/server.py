@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blocks import KIND_0
 from engine.run.loop import Engine
@@ -18,6 +19,7 @@ from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
+from services.engine.events.event_stream import EventStream
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
@@ -27,6 +29,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.smg.serving import add_smg
 from services.engine.startup.end_tokens import file_name
 from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Kept, Model, OtherRanks, Parts
@@ -37,6 +40,9 @@ from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 from services.wire.features import FEATURES
 from services.wire.field_rules import numbers_of
+
+if TYPE_CHECKING:  # it needs packages of the extra `routers`
+    from services.engine.smg.servicer import SmgServicer
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
@@ -94,6 +100,8 @@ class EngineService:
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
+        self.events = EventStream(self._incarnation // 1000, time.time, settings.kv_events_history)
+        self._smg = add_smg(self.server, settings, self.readiness) if settings.smg else None
 
     @property
     def servicer(self) -> EngineServicer:
@@ -156,6 +164,7 @@ class EngineService:
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
         ranks, formats, kept, counting = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
+        smg = self._smg
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -166,10 +175,14 @@ class EngineService:
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
                 proof=counting.counts if counting else None,
+                smg=smg.stats() if smg else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
-        self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
+        description = self._description(parts, engine_id, tokenizer)
+        self._servicer.begin(driver, constraints, description, tokenizer)
+        if smg:
+            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self.events)
         return driver, link
 
     def _attach(
@@ -226,7 +239,7 @@ class EngineService:
         self.readiness.retire()
         self._servicer.retire()
         if self._driver and self._link:
-            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds)
+            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds, self._smg)
             self._driver = None  # nothing is left to abandon
             if self._kept:
                 self._kept.end(keep=self._settings.keep_at_stop)
@@ -254,7 +267,13 @@ class EngineService:
             os._exit(0)
 
 
-async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink, grace_seconds: float) -> None:
+async def finish(
+    driver: EngineDriver,
+    servicer: EngineServicer,
+    link: BlockLink,
+    grace_seconds: float,
+    smg: "SmgServicer | None" = None,
+) -> None:
     """Wait for running requests until the grace time is over, stop the engine's thread, and detach the pool.
 
     Live requests end before the streams of their gateways do, so that gateways fail over at once. The pool is detached
@@ -265,6 +284,8 @@ async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink
     with suppress(TimeoutError):  # a step may take long
         await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
     await servicer.finish(_LAST_SECONDS)
+    if smg:
+        await smg.finish(_LAST_SECONDS)
     link.close()
     if link.attached.is_set():
         with suppress(TimeoutError):

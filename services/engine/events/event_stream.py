@@ -47,6 +47,8 @@ class EventStream:
         self._history: deque[Batch] = deque(maxlen=history)
         self._listeners: dict[Callable[[Batch], None], None] = {}
         self.snapshot: Snapshot = no_blocks
+        # Publishes what has changed and is not published yet, so that the state is that of the last batch.
+        self.settle: Callable[[], None] = lambda: None
 
     def publish(self, changes: Sequence[KeyChange]) -> None:
         """Number changes in one batch or several, and pass these to the listeners. No changes make a heartbeat."""
