@@ -6,11 +6,12 @@ its report to the manager.
 """
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import kvmanager
-from blocks import Step, StepResult
+from blocks import Refusal, Step, StepResult
 from engine.kept.seal_writer import SealChanges
 from kvmanager.parts import complete
 from services.engine.kept.step_changes import BeforeStep, seal_changes
@@ -28,15 +29,38 @@ class PoolDiverged(Exception):
         self.own = own
 
 
+class PoolFollower(Protocol):
+    """Receives each Step before and after the pool applies it."""
+
+    def before(self, step: Step) -> None:
+        """A Step is applied next."""
+
+    def applied(self, step: Step, refusals: Sequence[Refusal]) -> None:
+        """The Step was applied, except for these items."""
+
+    def publish(self) -> None:
+        """The pool is as its engine sees it."""
+
+
+# Returns what receives the Steps of a pool.
+Follow = Callable[[kvmanager.PoolState], PoolFollower]
+
+
 class Replica:
     """The state of a pool at its engine, and the Steps in flight."""
 
     def __init__(
-        self, spec: kvmanager.PoolSpec, kept: kvmanager.PoolReport | None = None, *, seals: bool = False
+        self,
+        spec: kvmanager.PoolSpec,
+        kept: kvmanager.PoolReport | None = None,
+        *,
+        seals: bool = False,
+        follow: Follow | None = None,
     ) -> None:
         """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
-        Raises InvalidReport if the memory contradicts itself.
+        `follow` is called with the pool, and returns what receives its Steps. Raises InvalidReport if the memory
+        contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty
@@ -44,6 +68,7 @@ class Replica:
         self._seals = seals
         self._changes: list[SealChanges] = []
         self._in_flight: deque[Step] = deque()
+        self._follower = follow(self.pool.state) if follow else None
 
     @property
     def steps_in_flight(self) -> int:
@@ -79,7 +104,10 @@ class Replica:
         for kind, one in enumerate((result, *result.windows)):
             self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)
         step = self._in_flight.popleft()
-        own = (complete(self._applying(step, _UNLIMITED)) if self._seals else self.pool.apply(step)).result
+        whole = self._seals or self._follower
+        own = (complete(self._applying(step, _UNLIMITED)) if whole else self.pool.apply(step)).result
+        if self._follower:
+            self._follower.publish()
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
@@ -96,7 +124,11 @@ class Replica:
     def _applying(self, step: Step, budget: int) -> Generator[None, None, kvmanager.AppliedStep]:
         kinds = self.pool.state.kinds if self._seals else ()
         before = [BeforeStep.of(kind, step, number) for number, kind in enumerate(kinds)]
+        if self._follower:
+            self._follower.before(step)
         applied = yield from self.pool.applying(step, budget)
+        if self._follower:
+            self._follower.applied(step, applied.result.refusals)
         if kinds:
             own = zip(kinds, before, (applied, *applied.windows), strict=True)
             changes, *windows = [seal_changes(*one) for one in own]

@@ -20,12 +20,15 @@ from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
 from services.engine.events.event_stream import EventStream
+from services.engine.events.pool_events import PoolEvents
+from services.engine.events.settings import PUBLISHED
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
 from services.engine.kept.places import erase_left
 from services.engine.observer import EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
+from services.engine.replica import Follow
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
@@ -88,6 +91,11 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
+        self._events = (
+            EventStream(self._incarnation // 1000, time.time, settings.kv_events_history)
+            if settings.has_events
+            else None
+        )
         self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
@@ -100,7 +108,6 @@ class EngineService:
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
-        self.events = EventStream(self._incarnation // 1000, time.time, settings.kv_events_history)
         self._smg = add_smg(self.server, settings, self.readiness) if settings.smg else None
 
     @property
@@ -182,7 +189,8 @@ class EngineService:
         description = self._description(parts, engine_id, tokenizer)
         self._servicer.begin(driver, constraints, description, tokenizer)
         if smg:
-            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self.events)
+            assert self._events is not None, "the settings say so"
+            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self._events)
         return driver, link
 
     def _attach(
@@ -191,7 +199,24 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, sealed)
+        return BlockClient(
+            self._settings.kvmanager,
+            spec,
+            wake,
+            self._link_tls,
+            trace_parents,
+            None,
+            needs,
+            sealed,
+            self._follow_pool(),
+        )
+
+    def _follow_pool(self) -> Follow | None:
+        """Return what makes the KV events of a pool, None without events."""
+        if self._events is None:
+            return None
+        salts = self._settings.kv_events_salts == PUBLISHED
+        return partial(PoolEvents, stream=self._events, adopted={}, salts=salts)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity

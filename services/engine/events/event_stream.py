@@ -14,8 +14,8 @@ from services.engine.events.changes import Cleared, KeyChange
 MOST_BLOCKS = 256
 
 
-class Batch(NamedTuple):
-    """Changes with their sequence number, and the time of publication in seconds since 1970. No changes: a heartbeat."""
+class EventBatch(NamedTuple):
+    """Changes with their number, and when they were published, in seconds since 1970. Without changes: a heartbeat."""
 
     sequence: int
     timestamp: float
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 class Resumption(NamedTuple):
     """What a listener with a position gets: batches that follow it, or None if it needs a snapshot."""
 
-    batches: "list[Batch] | None"
+    batches: "list[EventBatch] | None"
     next_sequence: int
 
 
@@ -44,22 +44,20 @@ class EventStream:
         self.epoch = epoch
         self.next_sequence = epoch
         self._clock = clock
-        self._history: deque[Batch] = deque(maxlen=history)
-        self._listeners: dict[Callable[[Batch], None], None] = {}
+        self._history: deque[EventBatch] = deque(maxlen=history)
+        self._listeners: dict[Callable[[EventBatch], None], None] = {}
         self.snapshot: Snapshot = no_blocks
-        # Publishes what has changed and is not published yet, so that the state is that of the last batch.
-        self.settle: Callable[[], None] = lambda: None
 
     def publish(self, changes: Sequence[KeyChange]) -> None:
         """Number changes in one batch or several, and pass these to the listeners. No changes make a heartbeat."""
         for part in sliced(changes):
-            batch = Batch(self.next_sequence, self._clock(), part)
+            batch = EventBatch(self.next_sequence, self._clock(), part)
             self.next_sequence += 1
             self._history.append(batch)
             for listener in list(self._listeners):
                 listener(batch)
 
-    def listen(self, listener: Callable[[Batch], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[EventBatch], None]) -> Callable[[], None]:
         """Pass each later batch to a listener, which must not block; return what ends that."""
         self._listeners[listener] = None
         return lambda: self._listeners.pop(listener, None)

@@ -1,6 +1,7 @@
 """Settings of KV events."""
 
 from dataclasses import dataclass
+
 from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address
 from services.runtime.settings import Requires, setting

@@ -1,28 +1,23 @@
 """The blocks that an engine has announced: built from slices of a snapshot while events go on."""
 
-from array import array
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from services.engine.events.changes import Cleared, KeyChange, Place, Removed, Stored
+from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Removed, Stored
 from services.engine.events.event_stream import MOST_BLOCKS
+from services.engine.events.origins import OriginFields
+from services.engine.events.runs import Runs
 
-
-class _Block(NamedTuple):
-    parent: bytes | None
-    token_ids: "array[int]"
-    salt: str
+# Keys that are looked at without a pause.
+_SLICE = 512
 
 
 class BlockSet:
-    """Blocks by place and key. The last change of a key counts, so slices and events may repeat each other."""
+    """Keys with their places. The last change of a key counts, so slices and events may repeat each other."""
 
     def __init__(self) -> None:
-        self._blocks: dict[tuple[Place, bytes], _Block] = {}
-
-    def __len__(self) -> int:
-        """Return the number of blocks, of all places."""
-        return len(self._blocks)
+        self._origins: dict[bytes, OriginFields] = {}
+        self._places: dict[bytes, int] = {}  # of each key, a bit for each place
+        self._bits: dict[KeyPlace, int] = {}
 
     def apply(self, changes: Iterable[KeyChange]) -> None:
         """Take changes, in their order."""
@@ -31,52 +26,55 @@ class BlockSet:
                 case Stored():
                     self._add(change)
                 case Removed(place, keys):
-                    for key in keys:
-                        self._blocks.pop((place, key), None)
+                    self._remove(keys, self._bit(place))
                 case Cleared():
-                    self._blocks.clear()
+                    self._origins.clear()
+                    self._places.clear()
+
+    def blocks(self) -> int:
+        """Return the number of blocks, of all places."""
+        return sum(places.bit_count() for places in self._places.values())
 
     def parts(self) -> Iterator[list[KeyChange]]:
-        """Yield the blocks in parts of MOST_BLOCKS at most, parents first, beginning with Cleared.
+        """Yield the blocks, parents first, in parts of about MOST_BLOCKS. The first one begins with Cleared.
 
-        A key keeps its position in the dict until it is removed, and its children are removed with it.
+        Some parts are empty: a slice of work that completes none.
         """
-        part: list[KeyChange] = [Cleared()]
-        blocks = 0
-        for chain in self._chains():
-            if blocks + len(chain.keys) > MOST_BLOCKS:
-                yield part
-                part, blocks = [], 0
-            part.append(chain)
-            blocks += len(chain.keys)
-        yield part
+        listed: set[bytes] = set()
+        runs, cleared = Runs(list(self._bits.items())), list[KeyChange]([Cleared()])
+        for count, key in enumerate(self._places, 1):
+            for one in self._unlisted_chain(key, listed):
+                runs.add(one, self._origins[one], self._places[one])
+            if runs.blocks >= MOST_BLOCKS:
+                yield cleared + runs.take()
+                cleared = []
+            elif not count % _SLICE:
+                yield []
+        if cleared or runs.blocks:
+            yield cleared + runs.take()
+
+    def _unlisted_chain(self, key: bytes, listed: set[bytes]) -> list[bytes]:
+        """Return a key behind the keys before it, the first of the chain first, without those `listed`."""
+        chain: list[bytes] = []
+        while key in self._places and key not in listed:
+            chain.append(key)
+            listed.add(key)
+            key = self._origins[key][0]
+        return chain[::-1]
 
     def _add(self, stored: Stored) -> None:
-        parent = stored.parent
+        bit, hashed, first = self._bit(stored.place), stored.parent or b"", stored.parent is None
         for key, token_ids in zip(stored.keys, stored.token_ids, strict=True):
-            self._blocks[stored.place, key] = _Block(parent, token_ids, stored.salt)
-            parent = key
+            self._origins[key] = hashed, first, token_ids, stored.salt
+            self._places[key] = self._places.get(key, 0) | bit
+            hashed, first = key, False
 
-    def _chains(self) -> Iterator[Stored]:
-        """Yield the blocks, each with those behind it in the dict that continue it."""
-        chain: list[tuple[bytes, _Block]] = []
-        place = None
-        for (own_place, key), block in self._blocks.items():
-            if chain and not (own_place == place and _continues(chain, block)):
-                yield _stored(chain, place)
-                chain = []
-            place = own_place
-            chain.append((key, block))
-        if chain:
-            yield _stored(chain, place)
+    def _remove(self, keys: Iterable[bytes], bit: int) -> None:
+        for key in keys:
+            if left := self._places.get(key, 0) & ~bit:
+                self._places[key] = left
+            elif self._places.pop(key, None) is not None:
+                del self._origins[key]
 
-
-def _continues(chain: list[tuple[bytes, _Block]], block: _Block) -> bool:
-    key, last = chain[-1]
-    return block.parent == key and block.salt == last.salt and len(chain) < MOST_BLOCKS
-
-
-def _stored(chain: list[tuple[bytes, _Block]], place: Place | None) -> Stored:
-    assert place is not None, "a chain has a place"
-    first = chain[0][1]
-    return Stored(place, first.parent, [key for key, _ in chain], [one.token_ids for _, one in chain], first.salt)
+    def _bit(self, place: KeyPlace) -> int:
+        return self._bits.setdefault(place, 1 << len(self._bits))

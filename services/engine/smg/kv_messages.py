@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from smg_grpc_proto.generated import common_pb2
 
-from services.engine.events.changes import KeyChange, Medium, Place, Removed, Stored
+from services.engine.events.changes import KeyChange, Medium, KeyPlace, Removed, Stored
 
 # The tier of a medium, and its older form.
 _TIERS = {
@@ -53,5 +53,5 @@ def _removed(change: Removed) -> common_pb2.KvBlocksRemoved:
     return common_pb2.KvBlocksRemoved(block_hashes=hashes, cache_level=level, tier=tier, **_place(change.place))
 
 
-def _place(place: Place) -> dict[str, str | int]:
+def _place(place: KeyPlace) -> dict[str, str | int]:
     return {"medium": place.medium.value, "group_idx": place.kind}

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 
 _NONE = 0
 
@@ -18,12 +18,12 @@ class Subscriber:
         self._most_batches = most_batches
         self._next = first
         self._behind = True  # the queue does not continue what was taken
-        self._waiting: deque[Batch] = deque()
+        self._waiting: deque[EventBatch] = deque()
         self._woken = asyncio.Event()
         self.overruns = 0
         self.close = stream.listen(self._put)
 
-    def take(self) -> Sequence[Batch] | None:
+    def take(self) -> Sequence[EventBatch] | None:
         """Return the next batches; None if a snapshot must come first."""
         self._woken.clear()
         if not self._behind:
@@ -49,7 +49,7 @@ class Subscriber:
             return False
         return True
 
-    def _put(self, batch: Batch) -> None:
+    def _put(self, batch: EventBatch) -> None:
         if not self._behind and len(self._waiting) == self._most_batches:
             self._behind, self.overruns = True, self.overruns + 1
             self._waiting.clear()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from smg_grpc_proto.generated import common_pb2
 
 from services.engine.events.changes import KeyChange
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.observer import SmgStats
 from services.engine.smg.block_set import BlockSet
 from services.engine.smg.kv_messages import events_of
@@ -94,15 +94,13 @@ class Subscriptions:
             for changes in self._stream.snapshot():
                 blocks.apply(changes)
                 await asyncio.sleep(0)
-            self._stream.settle()
-            sequence = self._stream.next_sequence - 1
         finally:
             stop()
-        parts = []
+        sequence, parts = self._stream.next_sequence - 1, []
         for part in blocks.parts():
-            parts.append(part)
+            parts += [part] if part else []
             await asyncio.sleep(0)
-        return _Snapshot(sequence, parts, len(blocks))
+        return _Snapshot(sequence, parts, blocks.blocks())
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -140,7 +138,7 @@ class _Messages:
             sequence_number=self._sequence, timestamp=time.time(), dp_rank=_RANK, load=record
         )
 
-    def batch(self, batch: Batch) -> common_pb2.KvEventBatch:
+    def batch(self, batch: EventBatch) -> common_pb2.KvEventBatch:
         """Return a batch of the stream."""
         message = self._message(batch.sequence, batch.timestamp, batch.changes)
         for event in message.events:
