@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
+from services.engine.event_metrics import EVENT_COUNTERS, EVENT_GAUGES
 from services.engine.observer import EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 
@@ -337,9 +338,9 @@ class EngineMetrics(EngineObserver, Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; before the model is loaded they have no series."""
         stats = self._stats() if self._stats else None
-        for name, meaning, labels, values in _GAUGES:
+        for name, meaning, labels, values in (*_GAUGES, *EVENT_GAUGES):
             yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
-        for name, meaning, labels, values in _COUNTERS:
+        for name, meaning, labels, values in (*_COUNTERS, *EVENT_COUNTERS):
             yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
 
     def describe(self) -> Iterable[Metric]:
