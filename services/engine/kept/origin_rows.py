@@ -24,11 +24,13 @@ ROW_FORMAT = 1
 
 SALT_BYTES = 16
 _FIRST, _LATER = 1, 2
-# Of the rest; whether the block is the first of its chain; digest of the salt; what was hashed before the tokens.
-_HEAD = Struct(f"<QI4x{SALT_BYTES}s{KEY_BYTES}s")
-_SAID = 8  # where the part begins that the checksum covers
-_SALT = slice(16, 16 + SALT_BYTES)
-_HASHED = 32  # where the part begins whose hash is the key
+# A row is a checksum of what follows, then this: whether the block is the first of its chain, the digest of the salt,
+# and what was hashed before the tokens. The tokens are last.
+_CHECKSUM_BYTES = 8
+_SAID = Struct(f"<I4x{SALT_BYTES}s{KEY_BYTES}s")
+_HEAD_BYTES = _CHECKSUM_BYTES + _SAID.size
+_HASHED = _SAID.size - KEY_BYTES  # where the part begins whose hash is the key
+_SALT = slice(_CHECKSUM_BYTES + _HASHED - SALT_BYTES, _CHECKSUM_BYTES + _HASHED)
 _TOKEN_BYTES = array("i").itemsize
 _NO_SALT = bytes(SALT_BYTES)
 _LARGE_PAGE = 2 << 20
@@ -102,20 +104,20 @@ class _TierRows:
         self._size = size
 
     def write(self, block: int, origin: Origin) -> None:
-        tokens = origin.token_ids.tobytes()
-        head = 0, _FIRST if origin.first else _LATER, bytes.fromhex(origin.salt), origin.hashed
-        said = (_HEAD.pack(*head) + tokens)[_SAID:]
+        hashed, first, tokens, salt = origin
+        said = _SAID.pack(_FIRST if first else _LATER, bytes.fromhex(salt), hashed) + tokens.tobytes()
         at = block * self._size
-        self._memory[at : at + self._size] = checksum_of(said, ROW_FORMAT).to_bytes(_SAID, "little") + said
+        self._memory[at : at + self._size] = checksum_of(said, ROW_FORMAT).to_bytes(_CHECKSUM_BYTES, "little") + said
 
     def read(self, block: int, key: bytes) -> Origin | None:
         """Return the origin of a key, None if the row is not that of the key."""
-        row = bytes(self._memory[block * self._size : (block + 1) * self._size])
-        checksum, place, salt, hashed = _HEAD.unpack_from(row)
-        if not checksum or checksum != checksum_of(row[_SAID:], ROW_FORMAT) or sha256(row[_HASHED:]).digest() != key:
+        at = block * self._size
+        checksum = int.from_bytes(self._memory[at : at + _CHECKSUM_BYTES], "little")
+        said = bytes(self._memory[at + _CHECKSUM_BYTES : at + self._size])
+        if not checksum or checksum != checksum_of(said, ROW_FORMAT) or sha256(said[_HASHED:]).digest() != key:
             return None
-        salted = "" if salt == _NO_SALT else salt.hex()
-        return Origin(hashed, place == _FIRST, array("i", row[_HEAD.size :]), salted)
+        place, salt, hashed = _SAID.unpack_from(said)
+        return Origin(hashed, place == _FIRST, array("i", said[_SAID.size :]), salt.hex() if salt != _NO_SALT else "")
 
     def erase_salted(self) -> None:
         rows = np.frombuffer(self._memory, np.uint8).reshape(-1, self._size)
@@ -129,7 +131,7 @@ def row_bytes(identity: KeptIdentity) -> int:
 
 
 def _row_size(identity: KeptIdentity) -> int:
-    return _HEAD.size + _TOKEN_BYTES * identity.block_size
+    return _HEAD_BYTES + _TOKEN_BYTES * identity.block_size
 
 
 def _blocks(identity: KeptIdentity) -> Iterable[int]:
