@@ -1,7 +1,7 @@
 """Where keys come from: the parent, the tokens and the salt of each block that a Step commits."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
@@ -10,6 +10,10 @@ from blocks import Commit, Step, block_key
 from kvmanager import PoolState
 
 _SALT_BYTES = 16
+
+
+# An Origin as an exact tuple, which the garbage collector does not traverse.
+OriginFields = tuple[bytes, bool, "array[int]", str]
 
 
 class Origin(NamedTuple):
@@ -33,27 +37,43 @@ class Origin(NamedTuple):
         return block_key(self.hashed, self.token_ids) == key
 
 
-def committed_origins(state: PoolState, step: Step) -> Iterator[tuple[bytes, Origin]]:
-    """Yield the keys that the commits of a Step set if they are not refused, in order. `state` is that before the Step.
+class ChainEnd(NamedTuple):
+    """Where a sequence's next key begins: its last key, or the root of its chain, and the digest of its salt."""
 
-    Origins of commits that are refused have keys that no block gets.
+    hashed: bytes
+    first: bool
+    salt: str
+
+
+def chain_ends(state: PoolState, step: Step) -> dict[int, ChainEnd]:
+    """Return the ends of the sequences that a Step commits to, before it is applied."""
+    found = (state.sequences.get(item.sequence) for item in step.commits)
+    return {one.id: ChainEnd(one.last_key, one.last_key == one.root, salt_digest(one.salt)) for one in found if one}
+
+
+def committed_origins(
+    step: Step, ends: dict[int, ChainEnd], refused: Collection[int], block_size: int
+) -> Iterator[tuple[bytes, OriginFields]]:
+    """Yield the keys that the commits of a Step have set, in order; `refused` has the positions of refused ones.
+
+    `ends` has the state before the Step, and is changed to that after it.
     """
-    ends: dict[int, bytes] = {}  # last keys of sequences that the Step commits to repeatedly
-    for item in step.commits:
-        if (sequence := state.sequences.get(item.sequence)) is None:
-            continue
-        hashed, salt = ends.get(item.sequence, sequence.last_key), salt_digest(sequence.salt)
-        for key, origin in _chain(hashed, hashed == sequence.root, item, state.block_size, salt):
-            hashed = key
-            yield key, origin
-        ends[item.sequence] = hashed
+    for position, item in enumerate(step.commits):
+        if position not in refused:
+            end = ends[item.sequence]
+            for key, origin in _chain(end, item, block_size):
+                end = ChainEnd(key, False, end.salt)
+                yield key, origin
+            ends[item.sequence] = end
 
 
-def _chain(hashed: bytes, first: bool, item: Commit, block_size: int, salt: str) -> Iterator[tuple[bytes, Origin]]:
+def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes, OriginFields]]:
+    hashed, first, salt = end
     tokens = item.token_ids if isinstance(item.token_ids, array) else array("i", item.token_ids)
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        origin = Origin(hashed, first, tokens[start : start + block_size], salt)
-        hashed, first = block_key(hashed, origin.token_ids), False
+    for start in range(0, len(tokens), block_size):
+        own = tokens[start : start + block_size]
+        origin = hashed, first, own, salt
+        hashed, first = block_key(hashed, own), False
         yield hashed, origin
 
 
