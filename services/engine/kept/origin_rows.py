@@ -17,7 +17,7 @@ from engine.kept.checksums import checksum_of
 from engine.kept.kept_memory import KeptIdentity
 from engine.kept.seal_writer import SealChanges
 from kvmanager import PoolReport, PoolState
-from services.engine.events.origins import Origin
+from services.engine.events.origins import OriginFields
 
 ROW_FORMAT = 1
 """Version of a row, the seed of its checksum: rows of another one are not read."""
@@ -39,7 +39,7 @@ _LARGE_PAGE = 2 << 20
 class OriginRows:
     """The rows of one kept memory. Belongs to the event loop, once made.
 
-    `adopted` has the origins of the keys that an earlier process left; `unknown` counts its blocks without one.
+    `unknown` counts the blocks of the earlier process whose keys have no origin.
     """
 
     def __init__(self, memory: memoryview, identity: KeptIdentity, report: PoolReport, *, salts: bool) -> None:
@@ -53,10 +53,15 @@ class OriginRows:
         if not salts:
             for tier in self._tiers():
                 tier.erase_salted()
-        self.adopted, self.unknown = self._read(report)
+        self._adopted, self.unknown = self._read(report)
+
+    def take_adopted(self) -> dict[bytes, OriginFields]:
+        """Return the origins of the keys that an earlier process left; from the second call on none."""
+        adopted, self._adopted = self._adopted, {}
+        return adopted
 
     def record(
-        self, changes: SealChanges, kinds: Sequence[PoolState], origin_of: Callable[[bytes], Origin | None]
+        self, changes: SealChanges, kinds: Sequence[PoolState], origin_of: Callable[[bytes], OriginFields | None]
     ) -> None:
         """Write the rows of blocks that got a key by the last Step.
 
@@ -77,16 +82,16 @@ class OriginRows:
         """Write nothing any more: the memory is given up."""
         self._closed = True
 
-    def _write(self, tier: "_TierRows", block: int, origin: Origin | None) -> None:
-        if origin is not None and (self._salts or not origin.salt):
+    def _write(self, tier: "_TierRows", block: int, origin: OriginFields | None) -> None:
+        if origin is not None and (self._salts or not origin[-1]):
             tier.write(block, origin)
 
     def _tiers(self) -> "Iterator[_TierRows]":
         for tiers in self._kinds:
             yield from tiers
 
-    def _read(self, report: PoolReport) -> tuple[dict[bytes, Origin], int]:
-        found: dict[bytes, Origin] = {}
+    def _read(self, report: PoolReport) -> tuple[dict[bytes, OriginFields], int]:
+        found: dict[bytes, OriginFields] = {}
         keyed = [one.keyed for kind in (report, *report.windows) for one in (kind.device, kind.host)]
         places = list(zip(self._tiers(), keyed, strict=False))  # an empty report has no windows
         for tier, keys in places:
@@ -103,13 +108,13 @@ class _TierRows:
         self._memory = memory[: (blocks + 1) * size]
         self._size = size
 
-    def write(self, block: int, origin: Origin) -> None:
+    def write(self, block: int, origin: OriginFields) -> None:
         hashed, first, tokens, salt = origin
         said = _SAID.pack(_FIRST if first else _LATER, bytes.fromhex(salt), hashed) + tokens.tobytes()
         at = block * self._size
         self._memory[at : at + self._size] = checksum_of(said, ROW_FORMAT).to_bytes(_CHECKSUM_BYTES, "little") + said
 
-    def read(self, block: int, key: bytes) -> Origin | None:
+    def read(self, block: int, key: bytes) -> OriginFields | None:
         """Return the origin of a key, None if the row is not that of the key."""
         at = block * self._size
         checksum = int.from_bytes(self._memory[at : at + _CHECKSUM_BYTES], "little")
@@ -117,7 +122,7 @@ class _TierRows:
         if not checksum or checksum != checksum_of(said, ROW_FORMAT) or sha256(said[_HASHED:]).digest() != key:
             return None
         place, salt, hashed = _SAID.unpack_from(said)
-        return Origin(hashed, place == _FIRST, array("i", said[_SAID.size :]), salt.hex() if salt != _NO_SALT else "")
+        return hashed, place == _FIRST, array("i", said[_SAID.size :]), salt.hex() if salt != _NO_SALT else ""
 
     def erase_salted(self) -> None:
         rows = np.frombuffer(self._memory, np.uint8).reshape(-1, self._size)

@@ -176,11 +176,11 @@ def test_the_successor_of_an_engine_with_events_knows_what_the_keys_are_hashes_o
     kept.end(keep=True)
     again = kept_with(model, path, **EVENTS)
     assert again.rows is not None
-    assert (again.refused, again.rows.adopted, again.stats().unknown) == ("", origins, 0)
+    assert (again.refused, again.rows.take_adopted(), again.stats().unknown) == ("", origins, 0)
     again.end(keep=True)
     public = kept_with(model, path, **EVENTS, kv_events_salts="omitted")
     assert public.rows is not None
-    assert (list(public.rows.adopted.values()), public.stats().unknown) == ([FIRST], 1)
+    assert (list(public.rows.take_adopted().values()), public.stats().unknown) == ([FIRST], 1)
     public.end(keep=False)
     assert path.stat().st_blocks == 0
 
@@ -195,7 +195,7 @@ def test_turning_events_on_and_off_keeps_the_blocks_and_no_tokens(
     of_an_earlier_version = path.stat().st_size
     on = kept_with(model, path, **EVENTS)
     assert on.rows is not None
-    assert (on.refused, on.report.device.keyed, on.rows.adopted, on.stats().unknown) == ("", {1: key}, {}, 1)
+    assert (on.refused, on.report.device.keyed, on.rows.take_adopted(), on.stats().unknown) == ("", {1: key}, {}, 1)
     assert "no KV event tells of 1 kept blocks, whose tokens are unknown" in caplog.text
     seal_with_row(on, 1, FIRST)
     on.end(keep=True)
@@ -206,7 +206,7 @@ def test_turning_events_on_and_off_keeps_the_blocks_and_no_tokens(
     off.end(keep=True)
     on = kept_with(model, path, **EVENTS)
     assert on.rows is not None
-    assert (on.refused, on.rows.adopted) == ("", {})
+    assert (on.refused, on.rows.take_adopted()) == ("", {})
     on.end(keep=False)
 
 
@@ -227,7 +227,7 @@ def test_rows_of_another_pool_are_erased_with_its_blocks(model: Path, path: Path
     kept.end(keep=True)
     other = kept_with(model, path, **EVENTS, device_blocks=8)
     assert other.rows is not None
-    assert (other.refused, other.rows.adopted, other.stats().unknown) == ("device_blocks", {}, 0)
+    assert (other.refused, other.rows.take_adopted(), other.stats().unknown) == ("device_blocks", {}, 0)
     other.end(keep=False)
 
 

@@ -14,7 +14,8 @@ from engine.kept.kept_memory import KeptIdentity, KeptKind
 from engine.kept.seal_writer import SealChanges, TierChanges
 from engine.kept.seals import Sealing
 from kvmanager import AppliedStep, Pool, PoolReport, PoolSpec, PoolState, TierReport
-from services.engine.events.origins import Origin, committed_origins, salt_digest
+from services.engine.events.announcements import Announcements
+from services.engine.events.origins import Origin, salt_digest
 from services.engine.kept.origin_rows import SALT_BYTES, OriginRows, row_bytes
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 from tests.kvmanager.random_runs import random_runs
@@ -44,21 +45,20 @@ def report_of(kinds: Iterable[Sequence[dict[int, bytes]]]) -> PoolReport:
 
 
 def following(
-    state: PoolState,
-    apply: Callable[[Step], AppliedStep],
-    step: Step,
-    origins: dict[bytes, Origin],
-    all_rows: Iterable[OriginRows],
+    announcements: Announcements, apply: Callable[[Step], AppliedStep], step: Step, all_rows: Iterable[OriginRows]
 ) -> AppliedStep:
     """Apply a Step, and write the rows that it changes, as an engine's replica does."""
+    state = announcements._state
     sound = replace(step, commits=[one for one in step.commits if not is_swapped(state, one.sequence)])
     before = [BeforeStep.of(kind, sound, number) for number, kind in enumerate(state.kinds)]
-    origins |= dict(committed_origins(state, step))
+    announcements.before(step)
     applied = apply(step)
+    announcements.applied(step, applied.result.refusals)
     own = zip(state.kinds, before, (applied, *applied.windows), strict=True)
     changes, *windows = [seal_changes(*one) for one in own]
     for rows in all_rows:
-        rows.record(changes._replace(windows=windows), state.kinds, origins.get)
+        rows.record(changes._replace(windows=windows), state.kinds, announcements.fields)
+    announcements.changes()
     return applied
 
 
@@ -67,9 +67,11 @@ def is_swapped(state: PoolState, sequence: int) -> bool:
     return sequence in state.sequences and state.sequences[sequence].swapped
 
 
-class RandomRows(RandomKinds):  # type: ignore[misc]
+class RandomRows(RandomKinds):
     """The rows of a pool with random Steps have the contents of its twin."""
 
+    pool: Any
+    twin: Any
     rows: list[OriginRows] | None = None
 
     def begin_rows(self) -> None:
@@ -78,7 +80,7 @@ class RandomRows(RandomKinds):  # type: ignore[misc]
         self.memory = bytearray(row_bytes(self.identity))
         self.unsalted = bytearray(row_bytes(self.identity))
         self.rows = [self.rows_of(self.memory), self.rows_of(self.unsalted, salts=False)]
-        self.origins: dict[bytes, Origin] = {}
+        self.announcements = Announcements(self.pool.state, {}, salts=True)
         self.wrap(self.pool.apply)
 
     def rows_of(self, memory: bytearray, kinds: Any = None, *, salts: bool = True) -> OriginRows:
@@ -87,14 +89,14 @@ class RandomRows(RandomKinds):  # type: ignore[misc]
 
     def wrap(self, apply: Callable[[Step], AppliedStep]) -> None:
         """Write the rows of each Step that is applied to the pool."""
-        self.pool.apply = lambda step: following(self.pool.state, apply, step, self.origins, self.rows or ())
+        self.pool.apply = lambda step: following(self.announcements, apply, step, self.rows or ())
 
     def apply(self, **items: Any) -> None:
         if self.rows is None:
             self.begin_rows()
         out = items.get("swap_outs", ())
         items |= {"swap_ins": [group for group in items.get("swap_ins", ()) if group not in out]}  # no engine does both
-        super().apply(**items)
+        super().apply(**items)  # type: ignore[no-untyped-call]
         for number, kind in enumerate(self.twin.kinds):
             for host, tier in enumerate((kind.device, kind.host)):
                 for block, (resets, salt, *tokens) in tier.contents.items():
@@ -107,7 +109,7 @@ class RandomRows(RandomKinds):  # type: ignore[misc]
         """Return what a process finds that knows one block."""
         keyed: list[list[dict[int, bytes]]] = [[{}, {}] for _ in self.identity.kinds]
         keyed[kind][host][block] = key
-        return self.rows_of(memory, keyed, salts=salts).adopted
+        return self.rows_of(memory, keyed, salts=salts).take_adopted()
 
 
 RandomRows.TestCase.settings = random_runs(examples=150, steps=9)
@@ -119,23 +121,23 @@ def test_a_block_that_is_committed_and_takes_a_swapped_one_in_the_same_step_has_
     identity = identity_of(SIZE, (1, 2))
     memory = bytearray(row_bytes(identity))
     rows = OriginRows(memoryview(memory), identity, PoolReport(), salts=True)
-    origins: dict[bytes, Origin] = {}
+    announcements = Announcements(pool.state, {}, salts=True)
     first, second = [1, 2], [3, 4]
     for step in (
         Step(1, allocates=[Allocate(1, 1, "r1", b"", first, 2)]),
         Step(2, commits=[Commit(1, 0, first)], swap_outs=[1], allocates=[Allocate(2, 2, "r2", b"", second, 2)]),
         Step(3, commits=[Commit(2, 0, second)], swap_outs=[2], swap_ins=[1]),
     ):
-        following(pool.state, pool.apply, step, origins, [rows])
+        following(announcements, pool.apply, step, [rows])
     device, host = (
         {block: tier.key(block) or b"" for block in range(1, tier.total + 1)} for tier in (pool.device, pool.host)
     )
     taken, key_of_second = origin_of(b"", 0, first, SIZE), origin_of(b"", 0, second, SIZE)[0]
     assert device == {1: taken[0]}
     of_device = OriginRows(memoryview(memory), identity, report_of([(device, {})]), salts=True)
-    assert of_device.adopted == dict([taken])
+    assert of_device.take_adopted() == dict([taken])
     of_host = OriginRows(memoryview(memory), identity, report_of([({}, host)]), salts=True)
-    assert (set(of_host.adopted), of_host.unknown) == ({taken[0], key_of_second}, 0)
+    assert (set(of_host.take_adopted()), of_host.unknown) == ({taken[0], key_of_second}, 0)
 
 
 # Rows that a kill, a fault or another process has broken.
@@ -169,10 +171,10 @@ def read(memory: bytearray, *, salts: bool = True) -> OriginRows:
 
 def test_an_origin_is_read_as_it_was_written() -> None:
     found = read(written())
-    assert found.adopted == ORIGINS
-    assert all(origin.is_of(key) for key, origin in found.adopted.items())
-    assert [origin.first for origin in found.adopted.values()] == [True, False, True, False, False, True]
-    assert found.unknown == 0
+    adopted = found.take_adopted()
+    assert (adopted, found.unknown) == (ORIGINS, 0)
+    assert [first for _, first, _, _ in adopted.values()] == [True, False, True, False, False, True]
+    assert found.take_adopted() == {}, "nothing is held twice"
     assert len(salt_digest(b"salt")) == 2 * SALT_BYTES
 
 
@@ -185,8 +187,9 @@ def test_flipped_bits_lose_rows_and_make_none_wrong(seed: int, flips: int) -> No
     for _ in range(flips):
         memory[random.randrange(used)] ^= 1 << random.randrange(8)
     found = read(memory)
-    assert found.adopted.items() <= ORIGINS.items()
-    assert found.unknown == len(ORIGINS) - len(found.adopted)
+    adopted = found.take_adopted()
+    assert adopted.items() <= ORIGINS.items()
+    assert found.unknown == len(ORIGINS) - len(adopted)
 
 
 @given(order=st.permutations(list(ORIGINS)), torn=st.integers(0, 64 + 4 * BLOCK_SIZE))
@@ -196,22 +199,22 @@ def test_a_row_of_two_writers_is_that_of_its_key_or_none(order: list[bytes], tor
     for block in KEYED:
         start = block * size
         old[start : start + torn] = new[start : start + torn]
-    found = read(old)
-    assert found.adopted.items() <= ORIGINS.items()
-    assert {key for block, key in KEYED.items() if order[block - 1] == key} <= found.adopted.keys()
+    adopted = read(old).take_adopted()
+    assert adopted.items() <= ORIGINS.items()
+    assert {key for block, key in KEYED.items() if order[block - 1] == key} <= adopted.keys()
 
 
 def test_a_memory_without_rows_has_no_origins() -> None:
     found = read(bytearray(row_bytes(IDENTITY)))
-    assert (found.adopted, found.unknown) == ({}, len(KEYED))
+    assert (found.take_adopted(), found.unknown) == ({}, len(KEYED))
 
 
 def test_rows_of_salted_chains_are_erased_where_salts_are_omitted() -> None:
     memory = written()
     plain = {key: origin for key, origin in ORIGINS.items() if not origin.salt}
     found = read(memory, salts=False)
-    assert found.adopted == plain
-    assert read(memory).adopted == plain, "nothing is left of the others"
+    assert found.take_adopted() == plain
+    assert read(memory).take_adopted() == plain, "nothing is left of the others"
 
 
 def test_rows_that_are_closed_write_nothing() -> None:
