@@ -110,7 +110,7 @@ class _TierRows:
 
     def write(self, block: int, origin: OriginFields) -> None:
         hashed, first, tokens, salt = origin
-        said = _SAID.pack(_FIRST if first else _LATER, bytes.fromhex(salt), hashed) + tokens.tobytes()
+        said = _SAID.pack(_FIRST if first else _LATER, bytes.fromhex(salt), hashed) + tokens
         at = block * self._size
         self._memory[at : at + self._size] = checksum_of(said, ROW_FORMAT).to_bytes(_CHECKSUM_BYTES, "little") + said
 
@@ -122,7 +122,7 @@ class _TierRows:
         if not checksum or checksum != checksum_of(said, ROW_FORMAT) or sha256(said[_HASHED:]).digest() != key:
             return None
         place, salt, hashed = _SAID.unpack_from(said)
-        return hashed, place == _FIRST, array("i", said[_SAID.size :]), salt.hex() if salt != _NO_SALT else ""
+        return hashed, place == _FIRST, said[_SAID.size :], salt.hex() if salt != _NO_SALT else ""
 
     def erase_salted(self) -> None:
         rows = np.frombuffer(self._memory, np.uint8).reshape(-1, self._size)

@@ -166,8 +166,8 @@ def seal_with_row(kept: Keeping, block: int, origin: Origin) -> bytes:
     return key
 
 
-FIRST = Origin(bytes(31) + b"r", True, array("i", [1, 2, 3, 4]), "")
-SALTED = Origin(bytes(31) + b"s", True, array("i", [5, 6, 7, 8]), salt_digest(b"salt"))
+FIRST = Origin(bytes(31) + b"r", True, array("i", [1, 2, 3, 4]).tobytes(), "")
+SALTED = Origin(bytes(31) + b"s", True, array("i", [5, 6, 7, 8]).tobytes(), salt_digest(b"salt"))
 
 
 def test_the_successor_of_an_engine_with_events_knows_what_the_keys_are_hashes_of(model: Path, path: Path) -> None:

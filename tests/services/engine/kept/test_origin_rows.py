@@ -34,7 +34,7 @@ def origin_of(salt: bytes, resets: int, tokens: list[int], block_size: int) -> t
     """Return the key of the last block of a chain's tokens, and what it is the hash of."""
     root = root_key(MODEL, salt, resets)
     *_, hashed, key = (root, root, *block_keys(root, tokens, block_size))
-    last = array("i", tokens[-block_size:])
+    last = array("i", tokens[-block_size:]).tobytes()
     return key, Origin(hashed, len(tokens) == block_size, last, salt_digest(salt))
 
 
