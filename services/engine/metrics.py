@@ -83,6 +83,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         (),
         lambda stats: {(): stats.kept.broken} if stats.kept else {},
     ),
+    (
+        "quire_kept_blocks_unannounced",
+        "Blocks found at the engine's last start of which KV events do not tell, because their tokens are unknown.",
+        (),
+        lambda stats: {(): stats.kept.unknown} if stats.kept and stats.kept.unknown is not None else {},
+    ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
     (
