@@ -30,7 +30,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.snapshots import SnapshotOutgrown, snapshot
 
 SNAPSHOT = b"snapshot"
@@ -57,7 +57,7 @@ class Outcome(Enum):
     OVERTAKEN = "overtaken"  # events came faster than the peer read
 
 
-class Request(NamedTuple):
+class ReplayRequest(NamedTuple):
     """Whose request it is, the first sequence number that is wanted, and whether a snapshot is wanted in any case."""
 
     peer: bytes
@@ -77,7 +77,7 @@ class Source(NamedTuple):
     """The stream of an engine, how a batch is encoded, and `description`: what an asked snapshot begins with."""
 
     stream: EventStream
-    encode: Callable[[Batch], bytes]
+    encode: Callable[[EventBatch], bytes]
     description: Callable[[], bytes]
 
 
@@ -89,7 +89,7 @@ class Replays:
         self._socket = socket
         self._topic = topic
         self._stalled_seconds = stalled_seconds
-        self._waiting: dict[bytes, Request] = {}
+        self._waiting: dict[bytes, ReplayRequest] = {}
         self._arrived = asyncio.Event()
         self.outcomes: Counter[Outcome] = Counter()
         self.batches = 0
@@ -105,7 +105,7 @@ class Replays:
             self._add(parse_request(await self._socket.recv_multipart()))
             await asyncio.sleep(0)  # a message that is there is received without a pause
 
-    def _add(self, request: Request | None) -> None:
+    def _add(self, request: ReplayRequest | None) -> None:
         """Keep a request, in place of an earlier one of its peer."""
         if request is None:
             self.outcomes[Outcome.MALFORMED] += 1
@@ -123,7 +123,7 @@ class Replays:
                 continue
             self.outcomes[await self._outcome(source, self._waiting.pop(next(iter(self._waiting))))] += 1
 
-    async def _outcome(self, source: Source, request: Request) -> Outcome:
+    async def _outcome(self, source: Source, request: ReplayRequest) -> Outcome:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await self._answer(source, request)
@@ -132,7 +132,7 @@ class Replays:
         except (_Overtaken, SnapshotOutgrown):
             return Outcome.OVERTAKEN
 
-    async def _answer(self, source: Source, request: Request) -> Outcome:
+    async def _answer(self, source: Source, request: ReplayRequest) -> Outcome:
         stream, first = source.stream, request.first
         whole = request.wants_snapshot or stream.resume(first).batches is None
         if request.wants_snapshot:
@@ -146,7 +146,7 @@ class Replays:
         await self._send(request.peer, b"", END, b"")
         return Outcome.SNAPSHOT if whole else Outcome.REPLAYED
 
-    async def _send_batch(self, source: Source, peer: bytes, batch: Batch | None) -> None:
+    async def _send_batch(self, source: Source, peer: bytes, batch: EventBatch | None) -> None:
         if batch is not None:
             await self._send(peer, self._topic, sequence_bytes(batch.sequence), source.encode(batch))
             self.batches += 1
@@ -173,17 +173,17 @@ def sequence_bytes(sequence: int) -> bytes:
     return sequence.to_bytes(SEQUENCE_BYTES, "big")
 
 
-def parse_request(frames: list[bytes]) -> Request | None:
+def parse_request(frames: list[bytes]) -> ReplayRequest | None:
     """Return the request in the frames of a ROUTER socket, None if there is none."""
     peer, *rest = frames
     if len(rest) not in (2, 3) or rest[0] or len(rest[1]) != SEQUENCE_BYTES:
         return None
     if len(rest) == 3 and rest[2] != SNAPSHOT:
         return None
-    return Request(peer, int.from_bytes(rest[1], "big"), len(rest) == 3)
+    return ReplayRequest(peer, int.from_bytes(rest[1], "big"), len(rest) == 3)
 
 
-def _since(stream: EventStream, first: int) -> Iterator[Batch]:
+def _since(stream: EventStream, first: int) -> Iterator[EventBatch]:
     """Yield batches from a sequence number on, also those that come meanwhile. Raises _Overtaken."""
     while True:
         found = stream.resume(first)

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from services.engine.events.changes import KeyChange
-from services.engine.events.event_stream import MOST_BLOCKS, Batch, EventStream, sliced
+from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, sliced
 
 # Numbers beyond twice those of the blocks at the beginning, for blocks that come while the snapshot is made.
 _SPARE = 8
@@ -37,7 +37,7 @@ class Numbering(NamedTuple):
         return cls(end - wanted, end, max(MOST_BLOCKS, 2 * -(-blocks // max(1, wanted - _SPARE))))
 
 
-def snapshot(stream: EventStream, asked: int) -> Generator[Batch | None, None, None]:
+def snapshot(stream: EventStream, asked: int) -> Generator[EventBatch | None, None, None]:
     """Yield the state of a stream as batches that end before its next sequence number as of now.
 
     None ends a slice of work that fills no batch. `asked` is the number that the consumer wants next. Changes that are
