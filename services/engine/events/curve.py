@@ -1,6 +1,6 @@
 """CURVE keys of KV events: files of keys, and which clients they admit. Needs pyzmq, of the extra `routers`.
 
-A key is a line of 40 characters in Z85; lines that are empty or begin with # are skipped. Source: ZeroMQ's RFC 26
+A key is a line of 40 characters in Z85. Lines that are empty or begin with # and a space, which Z85 lacks, are skipped. Source: ZeroMQ's RFC 26
 (CurveZMQ), 27 (ZAP) and 32 (Z85).
 """
 
@@ -16,6 +16,7 @@ from services.runtime.file_version import version_of
 from services.runtime.settings import InvalidSetting
 
 _KEY_CHARACTERS, _KEY_BYTES = 40, 32
+_COMMENT = "# "
 
 log = logging.getLogger("quire.engine")
 
@@ -54,7 +55,7 @@ def read_keys(name: str, path: str) -> list[bytes]:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidSetting(f"{name} cannot be read: {path!r}: {reason}") from error
     found = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-    keys = [(number, line) for number, line in found if line and not line.startswith("#")]
+    keys = [(number, line) for number, line in found if line and not line.startswith(_COMMENT)]
     for number, key in keys:
         if not _is_key(key):
             raise InvalidSetting(

@@ -7,9 +7,9 @@ Requests and answers are vLLM's (`distributed/kv_events.py`, 0.32), on a ROUTER 
   one, 8 bytes of 0xFF, an empty one.
 
 If a batch that is wanted is not kept any more, or is of an earlier process, vLLM answers with what is left. Here the
-answer is a snapshot: batches of the same form that begin with AllBlocksCleared, whose numbers are not below the wanted
-one and end at the last before the snapshot began (`snapshots`), then the batches since, then the end. A subscriber that
-applies the batches in order has the state of the engine, whether or not it knows snapshots.
+answer is a snapshot: batches of the same form that begin with AllBlocksCleared, whose numbers rise from the wanted one
+to the last before the snapshot began (`snapshots`), then the batches since, then the end. A subscriber that applies the
+batches in order has the state of the engine, whether or not it knows snapshots.
 
 Beyond vLLM, a request with a third frame, the word `snapshot`, is always answered with a snapshot, after one message of
 four frames: empty, topic, the epoch (8 bytes), and a msgpack map with `epoch`, `next_sequence`, `block_size`,
