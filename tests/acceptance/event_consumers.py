@@ -1,4 +1,4 @@
-"""Consumers of KV events as processes: vLLM's own structs, and Dynamo's indexer. Each shows the blocks it believes in.
+"""Consumers of KV events as processes: ours, vLLM's own structs, and Dynamo's indexer. Each shows the blocks it knows.
 
 vLLM's runs with the interpreter that QUIRE_VLLM_PYTHON names.
 """
@@ -8,12 +8,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 
 from bench.loads.http_server import free_address
 from tests.acceptance.router_environments import ROUTERS, router_environment
@@ -23,6 +25,7 @@ VLLM_PYTHON = "QUIRE_VLLM_PYTHON"
 TIERS = {"device": "GPU", "host_pinned": "CPU", "disk": "STORAGE"}
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _SECONDS = 60
+needs_vllm = pytest.mark.skipif(not os.environ.get(VLLM_PYTHON), reason=f"{VLLM_PYTHON} is not set")
 _POLL_SECONDS = 0.05
 MODEL = "m"
 
@@ -53,6 +56,7 @@ class Consumer(Running):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=ROUTERS.parents[2],
             env={**os.environ, **environment},
         )
         self.output = Output(self.process)
@@ -75,12 +79,11 @@ class Consumer(Running):
         self.ended()
 
 
-class VllmIndex(Consumer):
-    """vLLM's structs and the algorithm of its example. See routers/vllm_index.py."""
+class AskedConsumer(Consumer):
+    """A consumer that answers lines."""
 
-    def __init__(self, pub: str, replay: str) -> None:
-        python = os.environ[VLLM_PYTHON]
-        super().__init__([python, ROUTERS / "vllm_index.py", pub, replay], VLLM_LOGGING_LEVEL="ERROR")
+    def __init__(self, command: Sequence[str | Path], **environment: str) -> None:
+        super().__init__(command, **environment)
         self.output.wait_for('"ready"')
 
     def state(self) -> dict[str, Any]:
@@ -94,6 +97,22 @@ class VllmIndex(Consumer):
 
     def held(self) -> set[Held]:
         return {Held(*one) for one in self.state()["blocks"]}
+
+
+class VllmIndex(AskedConsumer):
+    """vLLM's structs and the algorithm of its example. See routers/vllm_index.py."""
+
+    def __init__(self, pub: str, replay: str) -> None:
+        python = os.environ[VLLM_PYTHON]
+        super().__init__([python, ROUTERS / "vllm_index.py", pub, replay], VLLM_LOGGING_LEVEL="ERROR")
+
+
+class OwnIndex(AskedConsumer):
+    """Our listener. See own_index.py."""
+
+    def __init__(self, pub: str, replay: str) -> None:
+        addresses = [one.removeprefix("tcp://") for one in (pub, replay)]
+        super().__init__([sys.executable, "-m", "tests.acceptance.own_index", *addresses])
 
 
 class DynamoIndex(Consumer):

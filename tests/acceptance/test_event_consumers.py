@@ -3,14 +3,13 @@
 Dynamo's indexer is stricter than vLLM's structs; a test that names it shows one of its conditions.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.acceptance.documented_events import CLEARED, DocumentedPublisher, Event, batch, raw, removed, stored
-from tests.acceptance.event_consumers import VLLM_PYTHON, Consumer, DynamoIndex, Held, VllmIndex, until
+from tests.acceptance.event_consumers import Consumer, DynamoIndex, Held, VllmIndex, needs_vllm, until
 
 # The first number of an engine that counts from its start in microseconds since 1970.
 EPOCH = 1_795_000_000_000_000
@@ -31,8 +30,6 @@ def join() -> Iterator[Join]:
     started: list[Consumer] = []
 
     def start(publisher: DocumentedPublisher, consumer: type[Any]) -> Any:
-        if consumer is VllmIndex and not os.environ.get(VLLM_PYTHON):
-            pytest.skip(f"{VLLM_PYTHON} is not set")
         started.append(consumer(publisher.pub, publisher.replay))
         return started[-1]
 
@@ -49,7 +46,7 @@ def dynamo(publisher: DocumentedPublisher, join: Join) -> DynamoIndex:
     return one
 
 
-consumers = pytest.mark.parametrize("consumer", [VllmIndex, DynamoIndex])
+consumers = pytest.mark.parametrize("consumer", [pytest.param(VllmIndex, marks=needs_vllm), DynamoIndex])
 
 
 def gpu(*hashes: int) -> set[Held]:

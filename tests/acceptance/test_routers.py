@@ -164,7 +164,7 @@ def test_vllms_cache_aware_router_does_without_rendered_prompts(quires: list[Run
     for one in calls:
         one.close()
     counts = calls[0].counts + calls[1].counts
-    assert counts["POST", f"{COMPLETIONS}/render", 404] == 1
+    assert counts["POST", f"{COMPLETIONS}/render", 404] > 0
     assert counts["POST", COMPLETIONS, 200] == 1
 
 
