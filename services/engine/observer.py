@@ -45,6 +45,15 @@ class KeptStats(NamedTuple):
     broken: int = 0
 
 
+class CacheStats(NamedTuple):
+    """The engine's pool: tokens of a block, blocks of each tier, and the share of device blocks that are held."""
+
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    usage: float
+
+
 class EngineStats(NamedTuple):
     """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 
@@ -68,6 +77,7 @@ class EngineStats(NamedTuple):
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
+    cache: CacheStats | None = None
 
 
 class StepStats(NamedTuple):
