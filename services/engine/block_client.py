@@ -22,6 +22,7 @@ from engine.kept.seal_writer import SealChanges, SealWriter
 from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services.engine.events.pool_events import Follow
 from services.engine.kept.boot import boot_id
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
@@ -109,18 +110,19 @@ class BlockClient:
         connect: Connect | None = None,
         needs: Collection[str] = (),
         sealed: SealedBlocks | None = None,
+        follow: Follow | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         `needs` has the features that the manager must have: names of services.wire.features.MANAGER_FEATURES. With
         `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
         thread changes it. `connect` opens a channel in place of gRPC's. `sealed` has the blocks of a memory with
-        seals, which are written by the engine's thread, in `receive`, before an answer is used. Raises InvalidReport if
-        they contradict each other.
+        seals, which are written by the engine's thread, in `receive`, before an answer is used. `follow` is called with
+        the pool. Raises InvalidReport if seals contradict each other.
         """
         self._address = address
         self._connect = connect or (lambda: transport.channel(address, tls=tls))
-        self.replica = Replica(spec, sealed.report if sealed else None, seals=sealed is not None)
+        self.replica = Replica(spec, sealed.report if sealed else None, seals=sealed is not None, follow=follow)
         self._seals = sealed.seals if sealed else None
         self._wake = wake
         self._trace_parents = trace_parents

@@ -99,6 +99,18 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         lambda stats: {(): stats.seconds_without_step},
     ),
     (
+        "quire_smg_calls",
+        "Calls of smg that generate.",
+        (),
+        lambda stats: {(): stats.smg.calls} if stats.smg else {},
+    ),
+    (
+        "quire_smg_subscribers",
+        "Streams of KV events to smg.",
+        (),
+        lambda stats: {(): stats.smg.subscribers} if stats.smg else {},
+    ),
+    (
         "quire_rank_seconds_behind",
         "Seconds from sending the latest plan to a rank until the rank has launched it.",
         ("rank",),
@@ -241,6 +253,24 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         "Seconds that the engine's thread spent on checksums of blocks, without those that copies compute.",
         (),
         lambda stats: {(): stats.proof.seconds} if stats.proof else {},
+    ),
+    (
+        "quire_smg_event_batches",
+        "Batches of KV events sent to smg.",
+        (),
+        lambda stats: {(): stats.smg.batches} if stats.smg else {},
+    ),
+    (
+        "quire_smg_snapshots",
+        "Snapshots of the cached blocks sent to smg: at the beginning of a stream, and where events are not kept.",
+        (),
+        lambda stats: {(): stats.smg.snapshots} if stats.smg else {},
+    ),
+    (
+        "quire_smg_catch_ups",
+        "Times that a stream to smg was more batches behind than wait for it.",
+        (),
+        lambda stats: {(): stats.smg.catch_ups} if stats.smg else {},
     ),
     (
         "quire_rank_wait_seconds",

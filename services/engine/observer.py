@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from engine.proof.block_proof import ProofCounts
 from engine.schedule.stats import SchedulerTotals
+from services.engine.events.event_stream import StreamStats
+from services.engine.events.settings import PublisherStats
 
 
 class RankStats(NamedTuple):
@@ -54,6 +56,27 @@ class CacheStats(NamedTuple):
     usage: float
 
 
+class EventStats(NamedTuple):
+    """KV events: the stream, and the sockets at which they are published, None without."""
+
+    stream: StreamStats
+    publisher: PublisherStats | None
+
+
+class SmgStats(NamedTuple):
+    """The service for smg. `calls` of Generate and `subscribers` of KV events are those now.
+
+    `batches` were sent to subscribers, `snapshots` were taken for them. `catch_ups` count how often one fell behind its
+    queue.
+    """
+
+    calls: int = 0
+    subscribers: int = 0
+    batches: int = 0
+    snapshots: int = 0
+    catch_ups: int = 0
+
+
 class EngineStats(NamedTuple):
     """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 
@@ -61,7 +84,8 @@ class EngineStats(NamedTuple):
     still have to compute. `deferred` counts the waiting requests that would not start even if blocks were available.
     `recording_faults` has the kinds of steps that were to be recorded: why they are not, empty if they are.
     `seconds_without_step` is the time since the last step while requests are live. `proof` counts the blocks that were
-    compared with their checksums, None without checksums.
+    compared with their checksums, None without checksums. `events` are KV events, `smg` is the service for smg; None
+    without.
     """
 
     running: int
@@ -78,6 +102,8 @@ class EngineStats(NamedTuple):
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
     cache: CacheStats | None = None
+    events: EventStats | None = None
+    smg: SmgStats | None = None
 
 
 class StepStats(NamedTuple):

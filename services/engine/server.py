@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blocks import KIND_0
 from engine.run.loop import Engine
@@ -18,6 +19,7 @@ from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
+from services.engine.events.engine_events import engine_events
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
@@ -27,6 +29,7 @@ from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.smg.serving import add_smg
 from services.engine.startup.end_tokens import file_name
 from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Kept, Model, OtherRanks, Parts
@@ -37,6 +40,9 @@ from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 from services.wire.features import FEATURES
 from services.wire.field_rules import numbers_of
+
+if TYPE_CHECKING:  # it needs packages of the extra `routers`
+    from services.engine.smg.servicer import SmgServicer
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
@@ -82,6 +88,7 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
+        self._events = engine_events(settings, self._incarnation)
         self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
@@ -94,6 +101,7 @@ class EngineService:
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
+        self._smg = add_smg(self.server, settings, self.readiness) if settings.smg else None
 
     @property
     def servicer(self) -> EngineServicer:
@@ -103,6 +111,8 @@ class EngineService:
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
         self._address = transport.bind(self.server, self._settings.listen, self._tls)
+        if self._events:
+            await self._events.bind()
         await self.server.start()
         return self._address
 
@@ -131,6 +141,8 @@ class EngineService:
             tasks.create_task(link.run())
             tasks.create_task(self._follow(link))
             tasks.create_task(self._constraints.load())
+            if self._events:
+                tasks.create_task(self._events.beat(self._settings.heartbeat_seconds))
             await failed
 
     def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
@@ -155,7 +167,10 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
+        if self._events:
+            self._events.begin(spec)
         ranks, formats, kept, counting = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
+        smg = self._smg
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -167,10 +182,16 @@ class EngineService:
                 kept=kept.stats() if kept else None,
                 proof=counting.counts if counting else None,
                 cache=CacheStats(spec.block_size, spec.device_blocks, spec.host_blocks, link.usage),
+                events=self._events.stats if self._events else None,
+                smg=smg.stats() if smg else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
-        self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
+        description = self._description(parts, engine_id, tokenizer)
+        self._servicer.begin(driver, constraints, description, tokenizer)
+        if smg:
+            assert self._events is not None, "the settings say so"
+            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self._events.stream)
         return driver, link
 
     def _attach(
@@ -179,7 +200,9 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, sealed)
+        follow = self._events.follow({}) if self._events else None
+        manager = self._settings.kvmanager
+        return BlockClient(manager, spec, wake, self._link_tls, trace_parents, None, needs, sealed, follow)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -227,8 +250,10 @@ class EngineService:
         self.readiness.retire()
         self._servicer.retire()
         if self._driver and self._link:
-            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds)
+            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds, self._smg)
             self._driver = None  # nothing is left to abandon
+            if self._events:
+                await self._events.finish()
             if self._kept:
                 self._kept.end(keep=self._settings.keep_at_stop)
 
@@ -237,6 +262,8 @@ class EngineService:
         if self._driver:
             with suppress(TimeoutError):  # a step may take long
                 await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)
+        if self._events:
+            await self._events.close()
         if self._constraints:
             self._constraints.close()
         if self._ranks:
@@ -255,7 +282,13 @@ class EngineService:
             os._exit(0)
 
 
-async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink, grace_seconds: float) -> None:
+async def finish(
+    driver: EngineDriver,
+    servicer: EngineServicer,
+    link: BlockLink,
+    grace_seconds: float,
+    smg: "SmgServicer | None" = None,
+) -> None:
     """Wait for running requests until the grace time is over, stop the engine's thread, and detach the pool.
 
     Live requests end before the streams of their gateways do, so that gateways fail over at once. The pool is detached
@@ -266,6 +299,8 @@ async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink
     with suppress(TimeoutError):  # a step may take long
         await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
     await servicer.finish(_LAST_SECONDS)
+    if smg:
+        await smg.finish(_LAST_SECONDS)
     link.close()
     if link.attached.is_set():
         with suppress(TimeoutError):
