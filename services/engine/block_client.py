@@ -200,6 +200,11 @@ class BlockClient:
 
     # Called on the event loop.
 
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
+        return self.replica.pool.usage
+
     async def run(self) -> None:
         """Attach, and attach again after each disconnect, until cancelled.
 

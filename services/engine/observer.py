@@ -49,6 +49,15 @@ class KeptStats(NamedTuple):
     unknown: int | None = None
 
 
+class CacheStats(NamedTuple):
+    """The engine's pool: tokens of a block, blocks of each tier, and the share of device blocks that are held."""
+
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    usage: float
+
+
 class EventStats(NamedTuple):
     """KV events: the stream, and the sockets at which they are published, None without."""
 
@@ -94,6 +103,7 @@ class EngineStats(NamedTuple):
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
+    cache: CacheStats | None = None
     events: EventStats | None = None
     smg: SmgStats | None = None
 

@@ -127,6 +127,10 @@ class BlockLink(BlockManager, Protocol):
     def sessions(self) -> int:
         """Number of times that the pool was attached."""
 
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
+
     async def run(self) -> None:
         """Keep the connection until cancelled."""
 
