@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from smg_grpc_proto.generated import common_pb2
 
-from services.engine.events.changes import KeyChange, Medium, KeyPlace, Removed, Stored
+from services.engine.events.changes import KeyChange, KeyPlace, Medium, Removed, Stored
 
 # The tier of a medium, and its older form.
 _TIERS = {
