@@ -11,7 +11,8 @@ from quire.v1 import decoding_pb2, engine_pb2
 from services.models.files.bounded_json import InvalidModelFile, read_configuration
 
 _CONFIG = "config.json"
-# A path that exists nowhere: smg would look for a name on the Hugging Face Hub, and asks the engine instead.
+# A path that exists nowhere. smg would take a tokenizer from a folder of its own machine, or from the Hugging Face Hub
+# by a name; after looking for this one in vain it asks the engine.
 _NO_PATH = "/nonexistent/"
 
 
