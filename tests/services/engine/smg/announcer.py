@@ -11,6 +11,7 @@ from services.engine.events.event_stream import EventStream
 
 PLACES = (KeyPlace(0, Medium.GPU), KeyPlace(0, Medium.CPU))
 _SLICE = 3
+_WEIGHTS = {"add": 30, "copy": 15, "move": 10, "remove": 8, "clear": 1, "beat": 4}
 
 
 class Announcer:
@@ -30,7 +31,7 @@ class Announcer:
 
     def change(self) -> None:
         """Publish one random change, or a heartbeat."""
-        kind = self._random.choice(("add", "add", "add", "copy", "move", "remove", "clear", "beat"))
+        (kind,) = self._random.choices(*zip(*_WEIGHTS.items(), strict=True))
         self.stream.publish(getattr(self, f"_{kind}")())
 
     def snapshot(self) -> Generator[list[KeyChange], None, None]:
