@@ -22,8 +22,9 @@ from engine.kept.seal_writer import SealChanges, SealWriter
 from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services.engine.events.pool_events import Follow
 from services.engine.kept.boot import boot_id
-from services.engine.replica import Follow, PoolDiverged, Replica
+from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
 from services.runtime.slices import run_in_slices
 from services.runtime.tls import ClientTLS

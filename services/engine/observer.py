@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from engine.proof.block_proof import ProofCounts
 from engine.schedule.stats import SchedulerTotals
+from services.engine.events.event_stream import StreamStats
+from services.engine.events.settings import PublisherStats
 
 
 class RankStats(NamedTuple):
@@ -45,6 +47,13 @@ class KeptStats(NamedTuple):
     broken: int = 0
 
 
+class EventStats(NamedTuple):
+    """KV events: the stream, and the sockets at which they are published, None without."""
+
+    stream: StreamStats
+    publisher: PublisherStats | None
+
+
 class SmgStats(NamedTuple):
     """The service for smg. `calls` of Generate and `subscribers` of KV events are those now.
 
@@ -66,7 +75,8 @@ class EngineStats(NamedTuple):
     still have to compute. `deferred` counts the waiting requests that would not start even if blocks were available.
     `recording_faults` has the kinds of steps that were to be recorded: why they are not, empty if they are.
     `seconds_without_step` is the time since the last step while requests are live. `proof` counts the blocks that were
-    compared with their checksums, None without checksums. `smg` is None unless smg is served.
+    compared with their checksums, None without checksums. `events` are KV events, `smg` is the service for smg; None
+    without.
     """
 
     running: int
@@ -82,6 +92,7 @@ class EngineStats(NamedTuple):
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
+    events: EventStats | None = None
     smg: SmgStats | None = None
 
 

@@ -6,14 +6,14 @@ its report to the manager.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from dataclasses import replace
-from typing import Protocol
 
 import kvmanager
-from blocks import Refusal, Step, StepResult
+from blocks import Step, StepResult
 from engine.kept.seal_writer import SealChanges
 from kvmanager.parts import complete
+from services.engine.events.pool_events import Follow
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 
 # Units of work of a Step that are done without a pause: about half a millisecond.
@@ -27,23 +27,6 @@ class PoolDiverged(Exception):
     def __init__(self, own: StepResult) -> None:
         super().__init__(f"the KV manager's answer to step {own.step} differs from the engine's replica")
         self.own = own
-
-
-class PoolFollower(Protocol):
-    """Receives each Step before and after the pool applies it."""
-
-    def before(self, step: Step) -> None:
-        """A Step is applied next."""
-
-    def applied(self, step: Step, refusals: Sequence[Refusal]) -> None:
-        """The Step was applied, except for these items."""
-
-    def publish(self) -> None:
-        """The pool is as its engine sees it."""
-
-
-# Returns what receives the Steps of a pool.
-Follow = Callable[[kvmanager.PoolState], PoolFollower]
 
 
 class Replica:

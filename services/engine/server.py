@@ -19,16 +19,13 @@ from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
-from services.engine.events.event_stream import EventStream
-from services.engine.events.pool_events import PoolEvents
-from services.engine.events.settings import PUBLISHED
+from services.engine.events.engine_events import engine_events
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
 from services.engine.kept.places import erase_left
 from services.engine.observer import EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
-from services.engine.replica import Follow
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
@@ -91,11 +88,7 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
-        self._events = (
-            EventStream(self._incarnation // 1000, time.time, settings.kv_events_history)
-            if settings.has_events
-            else None
-        )
+        self._events = engine_events(settings, self._incarnation)
         self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
@@ -118,6 +111,8 @@ class EngineService:
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
         self._address = transport.bind(self.server, self._settings.listen, self._tls)
+        if self._events:
+            await self._events.bind()
         await self.server.start()
         return self._address
 
@@ -146,6 +141,8 @@ class EngineService:
             tasks.create_task(link.run())
             tasks.create_task(self._follow(link))
             tasks.create_task(self._constraints.load())
+            if self._events:
+                tasks.create_task(self._events.beat(self._settings.heartbeat_seconds))
             await failed
 
     def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
@@ -170,6 +167,8 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
+        if self._events:
+            self._events.begin(spec)
         ranks, formats, kept, counting = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
         smg = self._smg
         self._observer.on_start(
@@ -182,6 +181,7 @@ class EngineService:
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
                 proof=counting.counts if counting else None,
+                events=self._events.stats if self._events else None,
                 smg=smg.stats() if smg else None,
             ),
         )
@@ -190,7 +190,7 @@ class EngineService:
         self._servicer.begin(driver, constraints, description, tokenizer)
         if smg:
             assert self._events is not None, "the settings say so"
-            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self._events)
+            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self._events.stream)
         return driver, link
 
     def _attach(
@@ -199,24 +199,9 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        return BlockClient(
-            self._settings.kvmanager,
-            spec,
-            wake,
-            self._link_tls,
-            trace_parents,
-            None,
-            needs,
-            sealed,
-            self._follow_pool(),
-        )
-
-    def _follow_pool(self) -> Follow | None:
-        """Return what makes the KV events of a pool, None without events."""
-        if self._events is None:
-            return None
-        salts = self._settings.kv_events_salts == PUBLISHED
-        return partial(PoolEvents, stream=self._events, adopted={}, salts=salts)
+        follow = self._events.follow({}) if self._events else None
+        manager = self._settings.kvmanager
+        return BlockClient(manager, spec, wake, self._link_tls, trace_parents, None, needs, sealed, follow)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -266,6 +251,8 @@ class EngineService:
         if self._driver and self._link:
             await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds, self._smg)
             self._driver = None  # nothing is left to abandon
+            if self._events:
+                await self._events.finish()
             if self._kept:
                 self._kept.end(keep=self._settings.keep_at_stop)
 
@@ -274,6 +261,8 @@ class EngineService:
         if self._driver:
             with suppress(TimeoutError):  # a step may take long
                 await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)
+        if self._events:
+            await self._events.close()
         if self._constraints:
             self._constraints.close()
         if self._ranks:

@@ -323,6 +323,7 @@ class EngineSettings(EventSettings, _OwnSettings):  # fields of the last base ar
     def __post_init__(self) -> None:
         check(self)
         exposure.check_tls(self, links=("kvmanager",))
+        self.check_event_addresses()
         self._check_names()
         try:
             self.limits()
@@ -357,6 +358,7 @@ class EngineSettings(EventSettings, _OwnSettings):  # fields of the last base ar
     def check_exposure(self) -> None:
         """Raise InvalidSetting if other machines could use it without a certificate."""
         exposure.check_exposure(self, "tls_client_ca", "anyone who can connect can use it")
+        self.check_event_exposure()
 
     def limits(self, *, on_gpu: bool = False) -> Limits:
         """Return the limits of a step and of the queue. Defaults of the device give way to what is set."""

@@ -43,13 +43,21 @@ def check_exposure(settings: Any, guard: str, why: str) -> None:
 
     `why` describes the risk. Resolves host names.
     """
-    if settings.insecure or getattr(settings, guard):
+    check_addresses(settings, _LISTENING, guard, "insecure", why)
+
+
+def check_addresses(settings: Any, names: tuple[str, ...], guard: str, accepts: str, why: str) -> None:
+    """Raise InvalidSetting if other machines can reach one of the addresses in the settings `names`.
+
+    They may if the setting `guard` or `accepts` is set. `why` describes the risk. Resolves host names.
+    """
+    if getattr(settings, accepts) or getattr(settings, guard):
         return
-    for name in _LISTENING:
+    for name in names:
         address = getattr(settings, name, "")
         if address and not is_local(address):
             raise InvalidSetting(
-                f"{name} is {address}, which other machines can reach, and {why}: set {guard}, or insecure"
+                f"{name} is {address}, which other machines can reach, and {why}: set {guard}, or {accepts}"
             )
 
 

@@ -1,6 +1,6 @@
 """The events of a pool: what its replica reports goes to the stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from blocks import Refusal, Step
 from kvmanager import PoolState
@@ -35,3 +35,7 @@ class PoolEvents:
         """Publish what has changed since the last call, if anything has."""
         if changes := self.announcements.changes():
             self._stream.publish(changes)
+
+
+# Begins to follow a pool.
+Follow = Callable[[PoolState], PoolEvents]

@@ -1,14 +1,31 @@
-"""Settings of KV events."""
+"""Settings of KV events, and what their sockets count."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.runtime import exposure
 from services.runtime.addresses import check_http_listen_address
-from services.runtime.settings import Requires, setting
+from services.runtime.settings import InvalidSetting, Requires, setting
 
 PUBLISHED, OMITTED = "published", "omitted"
 _READ = "whoever connects reads the token ids of prompts"
+_LISTENING = ("kv_events_listen", "kv_events_replay_listen")
 _OF_EVENTS = (Requires("kv_events_listen", without=("",), because="there are no events without it"),)
+
+
+class PublisherStats(NamedTuple):
+    """What the sockets of KV events count.
+
+    `dropped` counts batches that at least one subscriber missed because it did not read. `connections` and `refused`
+    are by socket, events or replay; `requests` are those of replays by outcome, `replayed` the batches in answers.
+    """
+
+    dropped: int
+    connections: Mapping[str, int]
+    refused: Mapping[str, int]
+    requests: Mapping[str, int]
+    replayed: int
 
 
 @dataclass(frozen=True)
@@ -23,17 +40,24 @@ class EventSettings:
     )
     kv_events_replay_listen: str = setting(
         "",
-        "Address at which subscribers of KV events ask for batches that they missed and for snapshots. Empty: none.",
+        "Address at which subscribers of KV events ask for batches that they missed and for snapshots: host:port. "
+        "Empty: none.",
         form=check_http_listen_address,
         requires=_OF_EVENTS,
     )
     kv_events_form: str = setting(
         "map",
-        "Form of a KV event: map, as of vLLM 0.24; array, as before, for routers that read no other.",
+        "Form of a KV event: map, as in vLLM since 0.24; array, as before, for routers that read no other.",
         choices=("map", "array"),
     )
-    kv_events_topic: str = setting("", "Topic of KV events. llm-d expects kv@pod@model.")
-    kv_events_history: int = setting(10_000, "Batches of KV events that are kept for replay.", least=1, most=1 << 20)
+    kv_events_topic: str = setting("", "Topic of KV events. llm-d expects kv@POD@MODEL, kthena kv-events.")
+    kv_events_history: int = setting(
+        10_000,
+        "Batches of KV events that are kept for replay, with 131,072 blocks at most. Who needs an earlier one gets a "
+        "snapshot.",
+        least=64,
+        most=1 << 20,
+    )
     kv_events_queue: int = setting(
         2_000,
         "Batches that wait for a slow subscriber of KV events, of some 32 KiB at most; later ones are dropped for it.",
@@ -46,13 +70,19 @@ class EventSettings:
         choices=(PUBLISHED, OMITTED),
     )
     kv_events_curve_key: str = setting(
-        "", "File of the CURVE secret key with which the sockets of KV events encrypt. Empty: no encryption."
+        "",
+        "File of the CURVE secret key with which the sockets of KV events encrypt, made by `quire key curve`. Empty: "
+        "no encryption.",
+        requires=_OF_EVENTS,
     )
     kv_events_curve_clients: str = setting(
         "",
-        "File of the CURVE public keys, one a line, whose owners may read KV events.",
+        "File of the CURVE public keys, one a line, whose owners may read KV events. Empty: anyone.",
+        requires=(Requires("kv_events_curve_key", without=("",), because="clients are known by their keys"),),
     )
-    kv_events_insecure: bool = setting(False, exposure.INSECURE.format(what=_READ))
+    kv_events_insecure: bool = setting(
+        False, f"Publish KV events on addresses that other machines can reach, although {_READ}."
+    )
     smg: bool = setting(
         False,
         "Serve on --listen also the service VllmEngine, which the router smg calls: generation and KV events.",
@@ -62,3 +92,15 @@ class EventSettings:
     def has_events(self) -> bool:
         """Whether changes of keys are followed."""
         return bool(self.kv_events_listen or self.smg)
+
+    def check_event_addresses(self) -> None:
+        """Raise InvalidSetting if the addresses are equal, or a topic cannot be sent."""
+        first, second = self.kv_events_listen, self.kv_events_replay_listen
+        if first and first == second and not first.endswith(":0"):
+            raise InvalidSetting(f"kv_events_replay_listen must differ from kv_events_listen, not be {second}")
+        if not self.kv_events_topic.isprintable():
+            raise InvalidSetting(f"kv_events_topic must be printable text, not {self.kv_events_topic!r}")
+
+    def check_event_exposure(self) -> None:
+        """Raise InvalidSetting if other machines could read KV events without a key."""
+        exposure.check_addresses(self, _LISTENING, "kv_events_curve_clients", "kv_events_insecure", _READ)

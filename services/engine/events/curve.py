@@ -1,0 +1,129 @@
+"""CURVE keys of KV events: files of keys, and which clients they admit. Needs pyzmq, of the extra `routers`.
+
+A key is a line of 40 characters in Z85; lines that are empty or begin with # are skipped. Source: ZeroMQ's RFC 26
+(CurveZMQ), 27 (ZAP) and 32 (Z85).
+"""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+import zmq.auth.asyncio
+from zmq.utils import z85
+
+from services.runtime.file_version import version_of
+from services.runtime.settings import InvalidSetting
+
+_KEY_CHARACTERS, _KEY_BYTES = 40, 32
+
+log = logging.getLogger("quire.engine")
+
+
+class CurveKeys(NamedTuple):
+    """A pair of keys, as text in Z85."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def new(cls) -> "CurveKeys":
+        """Make a pair."""
+        return cls(*zmq.curve_keypair())
+
+    @classmethod
+    def read(cls, name: str, path: str) -> "CurveKeys":
+        """Read the secret key of a file. Raises InvalidSetting, with the name of the setting."""
+        secret = read_key(name, path)
+        return cls(zmq.curve_public(secret), secret)
+
+
+def read_key(name: str, path: str) -> bytes:
+    """Read the only key of a file. Raises InvalidSetting."""
+    keys = read_keys(name, path)
+    if len(keys) != 1:
+        raise InvalidSetting(f"{name} must have one key, not {len(keys)}: {path!r}")
+    return keys[0]
+
+
+def read_keys(name: str, path: str) -> list[bytes]:
+    """Read the keys of a file. Raises InvalidSetting."""
+    try:
+        lines = Path(path).read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+        raise InvalidSetting(f"{name} cannot be read: {path!r}: {reason}") from error
+    found = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+    keys = [(number, line) for number, line in found if line and not line.startswith("#")]
+    for number, key in keys:
+        if not _is_key(key):
+            raise InvalidSetting(
+                f"{name} must have keys of {_KEY_CHARACTERS} characters in Z85: line {number} of {path!r}"
+            )
+    return [key.encode() for _, key in keys]
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(text) == _KEY_CHARACTERS and len(z85.decode(text)) == _KEY_BYTES
+    except (ValueError, KeyError, OverflowError):
+        return False
+
+
+class AllowedClients:
+    """The clients of a file of public keys, which is read again when it changes.
+
+    A file that cannot be used later leaves the clients unchanged, with a line in the log. Connections that stand stay.
+    """
+
+    def __init__(self, name: str, path: str) -> None:
+        """Raises InvalidSetting if the file cannot be used, or has no key."""
+        self._name, self._path = name, path
+        self._version = version_of(path)
+        self._keys = self._read()
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Whether a client with a public key may connect; called by pyzmq's authenticator."""
+        if (version := version_of(self._path)) != self._version:
+            self._version = version
+            try:
+                self._keys = self._read()
+            except InvalidSetting as error:
+                log.error("KV events: keeping the previous clients: %s", error)
+        return key in self._keys
+
+    def _read(self) -> frozenset[bytes]:
+        if keys := frozenset(read_keys(self._name, self._path)):
+            return keys
+        raise InvalidSetting(f"{self._name} must have at least one key: {self._path!r}")
+
+
+class CurveServer:
+    """CURVE of listening sockets: their key, and the clients that may connect, None if any may."""
+
+    def __init__(self, key_file: str, clients_file: str) -> None:
+        """Read the files of these settings. Raises InvalidSetting."""
+        if not zmq.has("curve"):
+            raise InvalidSetting("kv_events_curve_key must be empty: the installed libzmq has no CURVE")
+        self._keys = CurveKeys.read("kv_events_curve_key", key_file)
+        self._clients = AllowedClients("kv_events_curve_clients", clients_file) if clients_file else None
+        self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
+
+    def start(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """Decide on the clients of a context from now on, on the current event loop. Before it binds a socket."""
+        if self._clients:
+            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(context, log=logging.getLogger("quire.zap"))
+            self._authenticator.configure_curve_callback("*", self._clients)
+            self._authenticator.start()
+
+    def protect(self, socket: "zmq.Socket[bytes]") -> None:
+        """Encrypt the connections of a socket that is not bound yet."""
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self._keys
+        socket.zap_domain = b"quire"
+
+    def stop(self) -> None:
+        """Decide on no more clients."""
+        if self._authenticator:
+            self._authenticator.stop()
+            self._authenticator = None

@@ -1,0 +1,101 @@
+"""Listening ZeroMQ sockets: their addresses, bounds and connections. Needs pyzmq, of the extra `routers`."""
+
+import os
+import socket as network
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from services.engine.events.curve import CurveServer
+from services.runtime.transport import AddressUnavailable
+
+# Of a message that is received: a subscription or a request.
+_MOST_RECEIVED_BYTES = 1024
+_HANDSHAKE_MILLISECONDS = 5000
+# Hosts that vanish are noticed by the kernel: not all libraries of routers answer ZeroMQ's own heartbeats.
+_KEEPALIVE = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 30),
+    (zmq.TCP_KEEPALIVE_INTVL, 10),
+    (zmq.TCP_KEEPALIVE_CNT, 3),
+)
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED
+_EVENTS_AT_ONCE = 1000
+
+AnySocket = zmq.Socket[Any]
+
+
+def listen(socket: AnySocket, name: str, address: str, queue: int, curve: CurveServer | None) -> str:
+    """Bind a socket to host:port, with at most `queue` messages that wait for a peer, and return the address.
+
+    Raises AddressUnavailable, with the name of the setting.
+    """
+    socket.sndhwm = queue
+    socket.maxmsgsize = _MOST_RECEIVED_BYTES
+    socket.handshake_ivl = _HANDSHAKE_MILLISECONDS
+    socket.linger = 0
+    for option, value in _KEEPALIVE:
+        socket.setsockopt(option, value)
+    if curve:
+        curve.protect(socket)
+    host, _, port = address.rpartition(":")
+    try:
+        socket.bind(f"tcp://{_interface(socket, host)}:{port}")
+    except (zmq.ZMQError, network.gaierror) as error:
+        reason = os.strerror(error.errno) if isinstance(error, zmq.ZMQError) and error.errno else str(error)
+        raise AddressUnavailable(f"{name}: cannot listen on {address}: {reason}") from error
+    return f"{host}:{str(socket.get_string(zmq.LAST_ENDPOINT)).rpartition(':')[2]}"
+
+
+def _interface(socket: AnySocket, host: str) -> str:
+    """Return a host in ZeroMQ's notation, which resolves no names. Raises gaierror."""
+    if not host:
+        return "*"
+    family, *_, place = network.getaddrinfo(host.strip("[]"), None, type=network.SOCK_STREAM)[0]
+    socket.ipv6 = family == network.AF_INET6
+    return f"[{place[0]}]" if socket.ipv6 else str(place[0])
+
+
+class Connections:
+    """Counts the open connections of a listening socket, and the refused ones.
+
+    `count` is of connections that stand, encrypted or not, whose handshake may be in progress. A connection without the
+    right key, or with another protocol, is refused.
+    """
+
+    def __init__(self, socket: AnySocket) -> None:
+        """Count from now on; before the socket is bound."""
+        self._socket = socket
+        self._monitor: Any = zmq.Socket.shadow(socket.get_monitor_socket(_WATCHED))
+        self._open: set[int] = set()
+        self.refused = 0
+
+    @property
+    def count(self) -> int:
+        """Open connections as of the last `update`."""
+        return len(self._open)
+
+    def update(self) -> None:
+        """Read what happened since the last call; without waiting. To be called often: ZeroMQ waits for it at last."""
+        for _ in range(_EVENTS_AT_ONCE):
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            message = parse_monitor_message(frames)
+            self._apply(int(message["event"]), int(message["value"]))
+
+    def _apply(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._open.add(value)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._open.discard(value)
+        else:
+            self.refused += 1
+
+    def close(self) -> None:
+        """Count no more; before the socket is closed."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
