@@ -6,11 +6,11 @@ from collections.abc import Generator
 from hashlib import sha256
 
 from blocks import WindowKind
-from services.engine.events.changes import Cleared, KeyChange, Medium, Place, Removed, Stored
+from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium, Removed, Stored
 from services.engine.events.event_stream import EventStream
 
 BLOCK_SIZE = 4
-PLACES = [Place(kind, medium) for kind in (0, 1) for medium in Medium]
+PLACES = [KeyPlace(kind, medium) for kind in (0, 1) for medium in Medium]
 
 
 def key(number: int) -> bytes:
@@ -21,13 +21,13 @@ def tokens(number: int, size: int = BLOCK_SIZE) -> "array[int]":
     return array("i", [number * size + at for at in range(size)])
 
 
-def stored(first: int, count: int, parent: int | None = None, place: Place = PLACES[0], salt: str = "") -> Stored:
+def stored(first: int, count: int, parent: int | None = None, place: KeyPlace = PLACES[0], salt: str = "") -> Stored:
     """Blocks `first`, `first` + 1, ... of one chain."""
     numbers = range(first, first + count)
     return Stored(place, None if parent is None else key(parent), [*map(key, numbers)], [*map(tokens, numbers)], salt)
 
 
-def removed(*numbers: int, place: Place = PLACES[0]) -> Removed:
+def removed(*numbers: int, place: KeyPlace = PLACES[0]) -> Removed:
     return Removed(place, [*map(key, numbers)])
 
 
@@ -39,7 +39,7 @@ class Keys:
     def __init__(self, stream: EventStream, seed: int) -> None:
         self.stream = stream
         self.random = random.Random(seed)
-        self.parents: dict[Place, dict[int, int | None]] = {place: {} for place in PLACES}
+        self.parents: dict[KeyPlace, dict[int, int | None]] = {place: {} for place in PLACES}
         self._next = 0
         stream.snapshot = self.snapshot
 
@@ -65,7 +65,7 @@ class Keys:
         parent = self.random.choice([None, *held])
         return self._store(place, parent, self.random.randint(1, 3))
 
-    def _store(self, place: Place, parent: int | None, count: int) -> Stored:
+    def _store(self, place: KeyPlace, parent: int | None, count: int) -> Stored:
         first, self._next = self._next, self._next + count
         for number in range(first, first + count):
             self.parents[place][number] = number - 1 if number > first else parent

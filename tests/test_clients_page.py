@@ -3,7 +3,8 @@
 import json
 import re
 
-from tests.acceptance.python_clients import LOCKS, asked
+from tests.acceptance.python_clients import LOCKS
+from tests.acceptance.python_environments import asked
 from tests.code_index import ROOT
 from tests.services.gateway.http.clients import node_client
 

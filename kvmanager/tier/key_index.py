@@ -35,6 +35,8 @@ class KeyIndex:
         self.by_block: list[bytes | None] = [None]
         # Blocks whose contents an earlier process of the engine computed.
         self.outlived: set[int] = set()
+        # Keys that got a block or lost their last one, for whoever follows the index and empties the list; else None.
+        self.journal: list[bytes] | None = None
         self._marks = marks
         self._distinct: list[dict[bytes, int]] = [{} for _ in range(shards)]
         self._shards = self._distinct * (_BYTES // shards)  # by the first byte
@@ -90,6 +92,8 @@ class KeyIndex:
             self._shards[key[0]].setdefault(key, block) is not block
         ):
             self._add_duplicate(key, block)
+        if self.journal is not None:
+            self.journal.append(key)
 
     def seal_many(self, blocks: list[int], keys: list[bytes]) -> None:
         """Set the keys of held blocks that have none, as `seal` does."""
@@ -102,6 +106,8 @@ class KeyIndex:
             own[block] = key
             if shards[key[0]].setdefault(key, block) is not block:
                 self._add_duplicate(key, block)
+        if self.journal is not None:
+            self.journal += keys
 
     def seal_unindexed(self, block: int, key: bytes) -> None:
         """Set the key of a held block without indexing it. With NO_KEY, its future key is not indexed either."""
@@ -138,6 +144,8 @@ class KeyIndex:
         shard, after = self._shards[key[0]], following[block]
         if not after:
             del shard[key]
+            if self.journal is not None:
+                self.journal.append(key)
             return
         if shard.get(key) == block:
             shard[key] = after

@@ -22,7 +22,9 @@ from engine.kept.seal_writer import SealChanges, SealWriter
 from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
+from services.engine.events.pool_events import Follow
 from services.engine.kept.boot import boot_id
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
 from services.runtime.slices import run_in_slices
@@ -86,10 +88,14 @@ class _Disconnect:
 
 
 class SealedBlocks(NamedTuple):
-    """The writer of seals, and what a kept memory contained at the start, None if the memory ends with its process."""
+    """The writer of seals, and what a kept memory contained at the start, None if the memory ends with its process.
+
+    `rows` of kept memory have what its keys are hashes of, None without KV events.
+    """
 
     seals: SealWriter
     report: PoolReport | None = None
+    rows: OriginRows | None = None
 
 
 class AttachRefused(Exception):
@@ -109,19 +115,21 @@ class BlockClient:
         connect: Connect | None = None,
         needs: Collection[str] = (),
         sealed: SealedBlocks | None = None,
+        follow: Follow | None = None,
     ) -> None:
         """Describe the pool. `wake` is called on the event loop whenever `receive` has a new item.
 
         `needs` has the features that the manager must have: names of services.wire.features.MANAGER_FEATURES. With
         `tls`, the stream is encrypted. `trace_parents` maps traced requests to their trace parents; the engine's
         thread changes it. `connect` opens a channel in place of gRPC's. `sealed` has the blocks of a memory with
-        seals, which are written by the engine's thread, in `receive`, before an answer is used. Raises InvalidReport if
-        they contradict each other.
+        seals, which are written by the engine's thread, in `receive`, before an answer is used. `follow` is called with
+        the pool. Raises InvalidReport if seals contradict each other.
         """
         self._address = address
         self._connect = connect or (lambda: transport.channel(address, tls=tls))
-        self.replica = Replica(spec, sealed.report if sealed else None, seals=sealed is not None)
         self._seals = sealed.seals if sealed else None
+        report, rows = (sealed.report, sealed.rows) if sealed else (None, None)
+        self.replica = Replica(spec, report, seals=sealed is not None, follow=follow, rows=rows)
         self._wake = wake
         self._trace_parents = trace_parents
         self._needs = needs
@@ -191,6 +199,11 @@ class BlockClient:
                 self._seals.apply(one)
 
     # Called on the event loop.
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
+        return self.replica.pool.usage
 
     async def run(self) -> None:
         """Attach, and attach again after each disconnect, until cancelled.

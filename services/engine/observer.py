@@ -37,7 +37,8 @@ class KeptStats(NamedTuple):
 
     `sealed` ones would outlive it now. `adopted` were found at the start, `lost` were held and not whole when the
     earlier process ended. `refused` is the difference for which the memory of an earlier process was erased, empty if
-    it was not. `broken` counts the seals that differed from their checksums at the start.
+    it was not. `broken` counts the seals that differed from their checksums at the start. `unknown` counts the adopted
+    blocks of unknown tokens, of which KV events do not tell; None without events.
     """
 
     sealed: Mapping[str, int]
@@ -45,6 +46,16 @@ class KeptStats(NamedTuple):
     lost: Mapping[str, int]
     refused: str = ""
     broken: int = 0
+    unknown: int | None = None
+
+
+class CacheStats(NamedTuple):
+    """The engine's pool: tokens of a block, blocks of each tier, and the share of device blocks that are held."""
+
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    usage: float
 
 
 class EventStats(NamedTuple):
@@ -54,6 +65,20 @@ class EventStats(NamedTuple):
     publisher: PublisherStats | None
 
 
+class SmgStats(NamedTuple):
+    """The service for smg. `calls` of Generate and `subscribers` of KV events are those now.
+
+    `batches` were sent to subscribers, `snapshots` were taken for them. `catch_ups` count how often one fell behind its
+    queue.
+    """
+
+    calls: int = 0
+    subscribers: int = 0
+    batches: int = 0
+    snapshots: int = 0
+    catch_ups: int = 0
+
+
 class EngineStats(NamedTuple):
     """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 
@@ -61,7 +86,8 @@ class EngineStats(NamedTuple):
     still have to compute. `deferred` counts the waiting requests that would not start even if blocks were available.
     `recording_faults` has the kinds of steps that were to be recorded: why they are not, empty if they are.
     `seconds_without_step` is the time since the last step while requests are live. `proof` counts the blocks that were
-    compared with their checksums, None without checksums. `events` are those of KV events, None without.
+    compared with their checksums, None without checksums. `events` are KV events, `smg` is the service for smg; None
+    without.
     """
 
     running: int
@@ -77,7 +103,9 @@ class EngineStats(NamedTuple):
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
+    cache: CacheStats | None = None
     events: EventStats | None = None
+    smg: SmgStats | None = None
 
 
 class StepStats(NamedTuple):

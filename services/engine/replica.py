@@ -13,6 +13,8 @@ import kvmanager
 from blocks import Step, StepResult
 from engine.kept.seal_writer import SealChanges
 from kvmanager.parts import complete
+from services.engine.events.pool_events import Follow
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 
 # Units of work of a Step that are done without a pause: about half a millisecond.
@@ -32,11 +34,18 @@ class Replica:
     """The state of a pool at its engine, and the Steps in flight."""
 
     def __init__(
-        self, spec: kvmanager.PoolSpec, kept: kvmanager.PoolReport | None = None, *, seals: bool = False
+        self,
+        spec: kvmanager.PoolSpec,
+        kept: kvmanager.PoolReport | None = None,
+        *,
+        seals: bool = False,
+        follow: Follow | None = None,
+        rows: OriginRows | None = None,
     ) -> None:
         """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
-        Raises InvalidReport if the memory contradicts itself.
+        `follow` is called with the pool, and returns what receives its Steps. If there are seals and a follower, `rows`
+        get what the keys of blocks are hashes of. Raises InvalidReport if the memory contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty
@@ -44,6 +53,8 @@ class Replica:
         self._seals = seals
         self._changes: list[SealChanges] = []
         self._in_flight: deque[Step] = deque()
+        self._follower = follow(self.pool.state) if follow else None
+        self._rows = rows
 
     @property
     def steps_in_flight(self) -> int:
@@ -79,7 +90,10 @@ class Replica:
         for kind, one in enumerate((result, *result.windows)):
             self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)
         step = self._in_flight.popleft()
-        own = (complete(self._applying(step, _UNLIMITED)) if self._seals else self.pool.apply(step)).result
+        whole = self._seals or self._follower
+        own = (complete(self._applying(step, _UNLIMITED)) if whole else self.pool.apply(step)).result
+        if self._follower:
+            self._follower.publish()
         if _compared(own) != _compared(result):
             raise PoolDiverged(own)
 
@@ -96,11 +110,17 @@ class Replica:
     def _applying(self, step: Step, budget: int) -> Generator[None, None, kvmanager.AppliedStep]:
         kinds = self.pool.state.kinds if self._seals else ()
         before = [BeforeStep.of(kind, step, number) for number, kind in enumerate(kinds)]
+        if self._follower:
+            self._follower.before(step)
         applied = yield from self.pool.applying(step, budget)
+        if self._follower:
+            self._follower.applied(step, applied.result.refusals)
         if kinds:
             own = zip(kinds, before, (applied, *applied.windows), strict=True)
             changes, *windows = [seal_changes(*one) for one in own]
             self._changes.append(changes._replace(windows=windows))
+            if self._rows and self._follower:
+                self._rows.record(self._changes[-1], kinds, self._follower.announcements.fields)
         return applied
 
     def report(self) -> kvmanager.PoolReport:

@@ -19,36 +19,35 @@ from kvmanager import PoolSpec
 from quire.v1 import decoding_pb2, engine_pb2, engine_pb2_grpc
 from services.engine.block_client import BlockClient, SealedBlocks
 from services.engine.driver import EngineDriver
-from services.engine.events.event_stream import EventStream, beat
+from services.engine.events.engine_events import engine_events
 from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
 from services.engine.kept.places import erase_left
-from services.engine.observer import EngineObserver, EventStats, ModelFormats
+from services.engine.observer import CacheStats, EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
 from services.engine.settings import EngineSettings
+from services.engine.smg.serving import add_smg
 from services.engine.startup.end_tokens import file_name
 from services.engine.startup.generation_config import check_generation, generation_defaults
 from services.engine.startup.parts import Assembly, Attachment, BlockLink, Kept, Model, OtherRanks, Parts
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.runtime import transport
 from services.runtime.service import Readiness
-from services.runtime.settings import InvalidSetting
 from services.runtime.tls import link_tls, server_tls
 from services.runtime.tracing.export import create_tracing
 from services.wire.features import FEATURES
 from services.wire.field_rules import numbers_of
 
-if TYPE_CHECKING:
-    from services.engine.events.publisher import EventPublisher
+if TYPE_CHECKING:  # it needs packages of the extra `routers`
+    from services.engine.smg.servicer import SmgServicer
 
 # At shutdown: for the step in flight, and for gateways to read their last outputs.
 _LAST_SECONDS = 2.0
 # For the last writes to leave the process. A longer grace would only wait for health watchers.
 _FLUSH_SECONDS = 0.1
-_NANOSECONDS = 1000  # of a microsecond, the unit of the first sequence number of KV events
 
 log = logging.getLogger("quire.engine")
 
@@ -89,6 +88,7 @@ class EngineService:
         self._observer = observer or EngineObserver()
         self._incarnation = time.time_ns()
         self._address = settings.listen
+        self._events = engine_events(settings, self._incarnation)
         self._tracing = create_tracing("engine", settings.otlp_endpoint)
         self._recorder = RequestsRecorder(settings.record_requests)
         self._driver: EngineDriver | None = None
@@ -97,12 +97,11 @@ class EngineService:
         self._ranks: OtherRanks | None = None
         self._kept: Kept | None = None
         self._stopped_early = False
-        self.events = _event_stream(settings)
-        self._publisher = _event_publisher(settings)
         self.readiness = Readiness()
         self.server = transport.server(transport.LINK_MESSAGE_BYTES)
         self._servicer = EngineServicer(settings.heartbeat_seconds)
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self.server)
+        self._smg = add_smg(self.server, settings, self.readiness) if settings.smg else None
 
     @property
     def servicer(self) -> EngineServicer:
@@ -112,10 +111,8 @@ class EngineService:
     async def start(self) -> str:
         """Listen; calls are answered with UNAVAILABLE until the model is loaded."""
         self._address = transport.bind(self.server, self._settings.listen, self._tls)
-        if self._publisher:
-            await self._publisher.bind()
-            replay = self._publisher.replay_address or "nowhere"
-            log.info("publishes KV events at %s, replays them at %s", self._publisher.address, replay)
+        if self._events:
+            await self._events.bind()
         await self.server.start()
         return self._address
 
@@ -144,8 +141,8 @@ class EngineService:
             tasks.create_task(link.run())
             tasks.create_task(self._follow(link))
             tasks.create_task(self._constraints.load())
-            if self.events:
-                tasks.create_task(beat(self.events, self._settings.heartbeat_seconds))
+            if self._events:
+                tasks.create_task(self._events.beat(self._settings.heartbeat_seconds))
             await failed
 
     def _connect(self, parts: Parts, constraints: Constraints, engine_id: str) -> tuple[EngineDriver, BlockLink]:
@@ -170,8 +167,10 @@ class EngineService:
         self._recorder.begin(parts.scheduler, engine_id)
         driver = EngineDriver(engine, parts.loaded.eos_token_ids, patience, self._observer, self._recorder, reports)
         self._driver, self._link = driver, link
-        self._publish_events(spec)
+        if self._events:
+            self._events.begin(spec)
         ranks, formats, kept, counting = parts.ranks, _formats(parts.loaded), parts.kept, parts.proof
+        smg = self._smg
         self._observer.on_start(
             self._settings.served_name(),
             engine_id,
@@ -182,23 +181,18 @@ class EngineService:
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
                 proof=counting.counts if counting else None,
-                events=self._event_stats(),
+                cache=CacheStats(spec.block_size, spec.device_blocks, spec.host_blocks, link.usage),
+                events=self._events.stats if self._events else None,
+                smg=smg.stats() if smg else None,
             ),
         )
         tokenizer = TokenizerFiles(Path(self._settings.model))
-        self._servicer.begin(driver, constraints, self._description(parts, engine_id, tokenizer), tokenizer)
+        description = self._description(parts, engine_id, tokenizer)
+        self._servicer.begin(driver, constraints, description, tokenizer)
+        if smg:
+            assert self._events is not None, "the settings say so"
+            smg.begin(driver, constraints, description, parts.loaded.eos_token_ids, self._events.stream)
         return driver, link
-
-    def _publish_events(self, spec: PoolSpec) -> None:
-        if self.events and self._publisher:
-            from services.engine.events.publisher import Origin
-
-            self._publisher.begin(self.events, Origin(spec.engine_id, spec.model, spec.block_size, spec.windows))
-
-    def _event_stats(self) -> EventStats | None:
-        if not self.events:
-            return None
-        return EventStats(self.events.stats, self._publisher.stats if self._publisher else None)
 
     def _attach(
         self, spec: PoolSpec, wake: Callable[[], None], trace_parents: Mapping[str, str], sealed: SealedBlocks | None
@@ -206,7 +200,10 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        return BlockClient(self._settings.kvmanager, spec, wake, self._link_tls, trace_parents, None, needs, sealed)
+        rows = sealed.rows if sealed else None
+        follow = self._events.follow(rows.take_adopted() if rows else {}) if self._events else None
+        manager = self._settings.kvmanager
+        return BlockClient(manager, spec, wake, self._link_tls, trace_parents, None, needs, sealed, follow)
 
     def _description(self, parts: Parts, engine_id: str, tokenizer: TokenizerFiles) -> engine_pb2.GetEngineResponse:
         capacity = parts.scheduler.capacity
@@ -254,10 +251,10 @@ class EngineService:
         self.readiness.retire()
         self._servicer.retire()
         if self._driver and self._link:
-            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds)
+            await finish(self._driver, self._servicer, self._link, self._settings.grace_seconds, self._smg)
             self._driver = None  # nothing is left to abandon
-            if self.events and self._publisher:
-                await self._publisher.finish(self.events)
+            if self._events:
+                await self._events.finish()
             if self._kept:
                 self._kept.end(keep=self._settings.keep_at_stop)
 
@@ -266,8 +263,8 @@ class EngineService:
         if self._driver:
             with suppress(TimeoutError):  # a step may take long
                 await asyncio.wait_for(self._driver.abandon(), _LAST_SECONDS)
-        if self._publisher:
-            await self._publisher.close()
+        if self._events:
+            await self._events.close()
         if self._constraints:
             self._constraints.close()
         if self._ranks:
@@ -286,7 +283,13 @@ class EngineService:
             os._exit(0)
 
 
-async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink, grace_seconds: float) -> None:
+async def finish(
+    driver: EngineDriver,
+    servicer: EngineServicer,
+    link: BlockLink,
+    grace_seconds: float,
+    smg: "SmgServicer | None" = None,
+) -> None:
     """Wait for running requests until the grace time is over, stop the engine's thread, and detach the pool.
 
     Live requests end before the streams of their gateways do, so that gateways fail over at once. The pool is detached
@@ -297,28 +300,12 @@ async def finish(driver: EngineDriver, servicer: EngineServicer, link: BlockLink
     with suppress(TimeoutError):  # a step may take long
         await asyncio.wait_for(driver.stop(), _LAST_SECONDS)
     await servicer.finish(_LAST_SECONDS)
+    if smg:
+        await smg.finish(_LAST_SECONDS)
     link.close()
     if link.attached.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(link.detached.wait(), _LAST_SECONDS)
-
-
-def _event_stream(settings: EngineSettings) -> EventStream | None:
-    if not settings.has_events:
-        return None
-    return EventStream(time.time_ns() // _NANOSECONDS, time.time, settings.kv_events_history)
-
-
-def _event_publisher(settings: EngineSettings) -> "EventPublisher | None":
-    """Return the publisher of KV events, if they have an address. Raises InvalidSetting."""
-    if not settings.kv_events_listen:
-        return None
-    try:
-        from services.engine.events.publisher import EventPublisher
-    except ImportError as error:
-        needed = "install the extra `routers` of quire"
-        raise InvalidSetting(f"kv_events_listen needs pyzmq and msgspec: {needed} ({error})") from error
-    return EventPublisher(settings)
 
 
 def _notes(recording_faults: Mapping[str, str]) -> list[str]:
@@ -329,7 +316,7 @@ def _notes(recording_faults: Mapping[str, str]) -> list[str]:
 
 def _sealed(parts: Parts) -> SealedBlocks | None:
     if parts.kept:
-        return SealedBlocks(parts.kept.seals, parts.kept.report)
+        return SealedBlocks(parts.kept.seals, parts.kept.report, parts.kept.rows)
     return SealedBlocks(parts.proof.seals) if parts.proof else None
 
 

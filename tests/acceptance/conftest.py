@@ -90,7 +90,7 @@ def _code(test_file: Path) -> str:
     here = Path(__file__).parent
     own = [one for one in here.glob("*.py") if not one.name.startswith("test_")]
     digest.update(os.environ.get("QUIRE_NEWEST_CLIENTS", "").encode())
-    for helper in sorted([*helpers, *own, *here.glob("clients/**/*.*")]):
+    for helper in sorted([*helpers, *own, *here.glob("clients/**/*.*"), *here.glob("routers/**/*.*")]):
         digest.update(helper.name.encode() + helper.read_bytes())
     for folder in (*CODE, "simulation") if "simulation" in test_file.stem else CODE:
         for file in sorted((ROOT / folder).rglob("*.py")):

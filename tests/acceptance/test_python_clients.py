@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Record
-from tests.acceptance.python_clients import clients, environment_of, run_checks, versions
+from tests.acceptance.python_clients import clients, environment_of, run_checks
 from tests.acceptance.scripted_quire import ScriptedQuire, scripted_quire
 from tests.running_quire import RunningQuire, start_quire
 
@@ -37,6 +37,6 @@ def test_the_client_works_unchanged(demo: RunningQuire, client: str) -> None:
 
 @pytest.mark.parametrize("client", clients("scripted"))
 def test_the_client_has_its_conversation(scripted: ScriptedQuire, client: str, record: Record) -> None:
-    record(versions=versions(environment_of(client)))
+    record(versions=environment_of(client).versions())
     done = run_checks(f"scripted/{client}", scripted.environment())
     assert done.returncode == 0, done.stdout + done.stderr

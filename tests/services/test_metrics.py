@@ -64,6 +64,7 @@ SHOWN = {
         "quire_kept_blocks_lost": ("tier",),
         "quire_kept_memory_refused": ("difference",),
         "quire_kept_seals_broken": (),
+        "quire_kept_blocks_unannounced": (),
         "quire_kv_compared_blocks": ("reason",),
         "quire_kv_wrong_blocks": ("reason",),
         "quire_kv_checksum_seconds": (),

@@ -92,3 +92,4 @@ def curve(file: Path) -> None:
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(keys.secret + b"\n")
     click.echo(keys.public.decode())
+    click.echo(f"The secret key is in {str(file)!r}", err=True)

@@ -13,7 +13,7 @@ class Medium(Enum):
     CPU = "CPU"
 
 
-class Place(NamedTuple):
+class KeyPlace(NamedTuple):
     """Where a key has blocks: the number of the kind, and the tier."""
 
     kind: int
@@ -27,7 +27,7 @@ class Stored(NamedTuple):
     block. `salt` is a digest of the salt of the chain, empty without a salt.
     """
 
-    place: Place
+    place: KeyPlace
     parent: bytes | None
     keys: Sequence[bytes]
     token_ids: Sequence["array[int]"]
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 class Removed(NamedTuple):
     """Keys that a place has no longer, or that no prompt reaches any more because a block before them is gone."""
 
-    place: Place
+    place: KeyPlace
     keys: Sequence[bytes]
 
 

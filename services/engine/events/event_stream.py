@@ -19,7 +19,7 @@ _TOKENS_OF_A_BLOCK = 16
 MOST_HISTORY_BLOCKS = 1 << 17
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """Changes, their sequence number, and the time of publication in seconds since 1970. No changes: a heartbeat."""
 
     sequence: int
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 class Resumption(NamedTuple):
     """What a listener with a position gets: batches that follow it, or None if it needs a snapshot."""
 
-    batches: "list[Batch] | None"
+    batches: "list[EventBatch] | None"
     next_sequence: int
 
 
@@ -65,12 +65,12 @@ class EventStream:
         self.next_sequence = epoch
         self.announced_blocks = 0
         self._clock = clock
-        self._history: deque[Batch] = deque()
+        self._history: deque[EventBatch] = deque()
         self._most = history, history_blocks
         self._blocks = 0
         self._weight = 1
         self._stored = self._removed = self._clears = 0
-        self._listeners: dict[Callable[[Batch], None], None] = {}
+        self._listeners: dict[Callable[[EventBatch], None], None] = {}
         self.snapshot: Snapshot = no_blocks
 
     def publish(self, changes: Sequence[KeyChange]) -> None:
@@ -83,11 +83,11 @@ class EventStream:
             for listener in list(self._listeners):
                 listener(batch)
 
-    def batch(self, sequence: int, changes: Sequence[KeyChange]) -> Batch:
+    def batch(self, sequence: int, changes: Sequence[KeyChange]) -> EventBatch:
         """Return a batch of the present time."""
-        return Batch(sequence, self._clock(), changes)
+        return EventBatch(sequence, self._clock(), changes)
 
-    def listen(self, listener: Callable[[Batch], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[EventBatch], None]) -> Callable[[], None]:
         """Pass each later batch to a listener, which must not block; return what ends that."""
         self._listeners[listener] = None
         return lambda: self._listeners.pop(listener, None)
@@ -129,7 +129,7 @@ class EventStream:
                 self._clears += 1
                 self.announced_blocks = 0
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: EventBatch) -> None:
         self._history.append(batch)
         self._blocks += size_of(batch.changes)
         batches, blocks = self._most

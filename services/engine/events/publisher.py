@@ -20,7 +20,7 @@ import zmq.asyncio
 from blocks import WindowKind
 from services.engine.events.changes import Cleared
 from services.engine.events.curve import CurveServer
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.replay import QUEUE, Outcome, Replays, Source, sequence_bytes
 from services.engine.events.settings import EventSettings, PublisherStats
 from services.engine.events.sockets import Connections, listen
@@ -33,7 +33,7 @@ _SUBSCRIPTIONS_AT_ONCE = 1000
 _UPDATE_SECONDS = 1.0
 
 
-class Origin(NamedTuple):
+class EventSource(NamedTuple):
     """The engine of events: its id, its model's name for clients, tokens of a block, and its kinds with a window."""
 
     engine_id: str
@@ -127,7 +127,7 @@ class EventPublisher:
             raise
         self._replays = Replays(self._sockets.replay, self._topic)
 
-    def begin(self, stream: EventStream, origin: Origin) -> None:
+    def begin(self, stream: EventStream, origin: EventSource) -> None:
         """Publish the batches of a stream from now on, and answer requests for those before. After `bind`."""
         assert self._replays is not None, "the sockets are bound"
         encoder = Encoder(origin.block_size, origin.kinds(), arrays=self._settings.kv_events_form == "array")
@@ -138,14 +138,14 @@ class EventPublisher:
         if self.replay_address:
             self._tasks.append(asyncio.create_task(self._replays.run(source)))
 
-    def _description(self, stream: EventStream, origin: Origin) -> bytes:
+    def _description(self, stream: EventStream, origin: EventSource) -> bytes:
         """Describe the engine to a subscriber that asked for a snapshot."""
         own = {"epoch": stream.epoch, "next_sequence": stream.next_sequence, "form": self._settings.kv_events_form}
         kinds = [kind._asdict() for kind in origin.kinds()]
         engine = {"block_size": origin.block_size, "engine_id": origin.engine_id, "model": origin.model}
         return msgspec.msgpack.encode({**own, **engine, "kinds": kinds})
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: EventBatch) -> None:
         if self._encoder and self._sockets:
             frames = (self._topic, sequence_bytes(batch.sequence), self._encoder.encode(batch))
             self._overflows += not self._sockets.publish(frames)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.snapshots import SnapshotOutgrown, snapshot
 
 SNAPSHOT = b"snapshot"
@@ -77,7 +77,7 @@ class Source(NamedTuple):
     """The stream of an engine, how a batch is encoded, and `description`: what an asked snapshot begins with."""
 
     stream: EventStream
-    encode: Callable[[Batch], bytes]
+    encode: Callable[[EventBatch], bytes]
     description: Callable[[], bytes]
 
 
@@ -149,7 +149,7 @@ class Replays:
         await self._send(request.peer, b"", END, b"")
         return Outcome.SNAPSHOT if whole else Outcome.REPLAYED
 
-    async def _send_batch(self, source: Source, peer: bytes, batch: Batch | None) -> None:
+    async def _send_batch(self, source: Source, peer: bytes, batch: EventBatch | None) -> None:
         if batch is not None:
             await self._send(peer, self._topic, sequence_bytes(batch.sequence), source.encode(batch))
             self.batches += 1

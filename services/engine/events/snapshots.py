@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from services.engine.events.changes import KeyChange
-from services.engine.events.event_stream import MOST_BLOCKS, Batch, EventStream, size_of, sliced
+from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, size_of, sliced
 
 # Sizes of batches to choose from, if there are few numbers.
 _SIZES = (MOST_BLOCKS, 4 * MOST_BLOCKS, 16 * MOST_BLOCKS)
@@ -39,7 +39,7 @@ class Numbering(NamedTuple):
         return cls(first, last, max(next(fitting, _SIZES[-1]), -(-2 * blocks // room)))
 
 
-def snapshot(stream: EventStream, asked: int) -> Generator[Batch | None, None, None]:
+def snapshot(stream: EventStream, asked: int) -> Generator[EventBatch | None, None, None]:
     """Yield the state of a stream as batches whose last number is the last one of the stream as of now.
 
     None ends a slice of work that fills no batch. `asked` is the number that the consumer wants next. Changes that are

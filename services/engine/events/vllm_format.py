@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.engine.events.changes import KeyChange, Place, Removed, Stored
-from services.engine.events.event_stream import Batch
+from services.engine.events.changes import KeyChange, KeyPlace, Removed, Stored
+from services.engine.events.event_stream import EventBatch
 
 FULL_ATTENTION, SLIDING_WINDOW, CHUNKED = "full_attention", "sliding_window", "chunked_local_attention"
 _RANK = 0
@@ -115,7 +115,7 @@ class Encoder:
         self._types = (_StoredArray, _RemovedArray, _ClearedArray) if arrays else _MAP_TYPES
         self._encoder = msgspec.msgpack.Encoder()
 
-    def encode(self, batch: Batch) -> bytes:
+    def encode(self, batch: EventBatch) -> bytes:
         """Return the payload of a batch."""
         return self._encoder.encode(_EncodedBatch(batch.timestamp, [*map(self._event, batch.changes)], _RANK))
 
@@ -173,7 +173,7 @@ def place_of(event: BlockStored | BlockRemoved) -> tuple[int, str]:
     return event.group_idx or 0, event.medium or "GPU"
 
 
-def key_place(place: Place) -> tuple[int, str]:
+def key_place(place: KeyPlace) -> tuple[int, str]:
     """Return a place as `place_of` returns it."""
     return place.kind, place.medium.value
 

@@ -124,7 +124,7 @@ def test_keys_made_by_the_command_encrypt(tmp_path: Path) -> None:
     for file in (server, client):
         made = CliRunner().invoke(cli, ["key", "curve", str(file)])
         public[file] = tmp_path / f"{file.name}.public"
-        public[file].write_text(made.output)
+        public[file].write_text(made.stdout)
         assert file.stat().st_mode & 0o777 == 0o600
     again = CliRunner().invoke(cli, ["key", "curve", str(server)])
     assert (again.exit_code, again.output) == (1, f"Error: cannot write '{server}': File exists\n")

@@ -1,7 +1,6 @@
 """Translates the fields for structured outputs to one constraint."""
 
 import json
-import re
 from collections.abc import Iterator
 
 from quire.v1 import decoding_pb2, gateway_pb2
@@ -10,9 +9,9 @@ from services.gateway.http.openai import requests
 from services.gateway.http.openai.field_names import ConstraintTools
 from services.runtime.errors import InvalidField
 from services.wire.field_rules import check_alone
+from services.wire.requests.choices import choice_pattern
 
 _KINDS = ("json_schema", "regex", "json_object")
-_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
 
 def constraint_of(body: requests.GenerationRequest, names: dict[str, str]) -> decoding_pb2.OutputConstraint | None:
@@ -91,9 +90,7 @@ def _schema(schema: Schema | str | bool) -> decoding_pb2.OutputConstraint:
 
 
 def _choice(texts: list[str], name: str) -> decoding_pb2.OutputConstraint:
-    if not all(texts) or not texts:
-        raise InvalidField(f"{name} must have at least one text, and no empty text", name)
-    return decoding_pb2.OutputConstraint(regex="|".join(_SYNTAX.sub(r"\\\g<0>", text) for text in texts))
+    return decoding_pb2.OutputConstraint(regex=choice_pattern(texts, name))
 
 
 def check_tool_choice(

@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from services.engine.events.event_stream import EventStream
 from services.engine.events.listener import EventListener, Publication
-from services.engine.events.publisher import EventPublisher, Origin
+from services.engine.events.publisher import EventPublisher, EventSource
 from services.engine.events.replay import sequence_bytes
 from services.engine.settings import EngineSettings
 from tests.key_changes import BLOCK_SIZE, Keys
@@ -42,7 +42,7 @@ class Published:
 async def published(*arguments: Any, **settings: Any) -> AsyncIterator[Published]:
     one = Published(*arguments, **settings)
     await one.publisher.bind()
-    one.publisher.begin(one.stream, Origin("engine-1", "tiny", BLOCK_SIZE, one.keys.windows))
+    one.publisher.begin(one.stream, EventSource("engine-1", "tiny", BLOCK_SIZE, one.keys.windows))
     try:
         yield one
     finally:

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from services.engine.events.changes import Cleared, KeyChange, Stored
-from services.engine.events.event_stream import Batch
+from services.engine.events.event_stream import EventBatch
 from services.engine.events.vllm_format import FULL_ATTENTION, AttentionKind, Encoder, wire_hash
 from tests.key_changes import BLOCK_SIZE, PLACES, removed, stored
 
@@ -28,7 +28,7 @@ Tags = list[str]
 
 
 def payload(*, arrays: bool) -> bytes:
-    return Encoder(BLOCK_SIZE, [AttentionKind(FULL_ATTENTION)], arrays=arrays).encode(Batch(7, 12.5, CHANGES))
+    return Encoder(BLOCK_SIZE, [AttentionKind(FULL_ATTENTION)], arrays=arrays).encode(EventBatch(7, 12.5, CHANGES))
 
 
 def is_integer(value: object, bits: int = 64) -> bool:

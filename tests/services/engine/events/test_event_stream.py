@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.engine.events.changes import Cleared, KeyChange, Removed, Stored
-from services.engine.events.event_stream import MOST_BLOCKS, Batch, EventStream, beat, pieces, sliced
+from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, beat, pieces, sliced
 from tests.key_changes import PLACES, key, removed, stored, tokens
 
 EPOCH = 1_000
@@ -59,7 +59,7 @@ def test_a_block_larger_than_a_part_is_a_part() -> None:
 
 
 def test_numbers_rise_by_one_from_the_epoch() -> None:
-    one, heard = stream(), list[Batch]()
+    one, heard = stream(), list[EventBatch]()
     end = one.listen(heard.append)
     one.publish([stored(0, 300)])
     one.publish([])
@@ -110,7 +110,7 @@ def test_the_age_of_the_history_is_that_of_its_oldest_batch() -> None:
 async def test_an_idle_stream_beats_and_a_busy_one_does_not() -> None:
     one = stream()
     beating = asyncio.create_task(beat(one, 0.02))
-    heard: asyncio.Queue[Batch] = asyncio.Queue()
+    heard: asyncio.Queue[EventBatch] = asyncio.Queue()
     one.listen(heard.put_nowait)
     assert (await asyncio.wait_for(heard.get(), 5)).changes == []
     for _ in range(20):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.events.changes import Cleared, Stored
-from services.engine.events.event_stream import Batch, EventStream
+from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.follower import Follower
 from services.engine.events.snapshots import Numbering, SnapshotOutgrown, snapshot
 from services.engine.events.vllm_format import FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder, WireEvent, decode
@@ -38,7 +38,7 @@ class Wire:
         self.keys = Keys(self.stream, self.random.randint(0, 1 << 30))
         self.stream.listen(self.hear)
 
-    def hear(self, batch: Batch) -> None:
+    def hear(self, batch: EventBatch) -> None:
         if not self.listening or self.random.random() < self.loss:
             return
         first = self.follower.missing(batch.sequence)
@@ -47,7 +47,7 @@ class Wire:
         else:
             self.follower.apply(batch.sequence, self.passed(batch))
 
-    def passed(self, batch: Batch) -> list[WireEvent]:
+    def passed(self, batch: EventBatch) -> list[WireEvent]:
         return decode(self.encoder.encode(batch))
 
     def replay(self, first: int) -> bool:
@@ -59,7 +59,7 @@ class Wire:
             self.follower.apply(batch.sequence, self.passed(batch), replayed=True)
         return True
 
-    def answer(self, first: int) -> Iterator[Batch | None]:
+    def answer(self, first: int) -> Iterator[EventBatch | None]:
         """Yield the batches of an answer; None if events came faster than these."""
         begun = self.stream.next_sequence
         if self.stream.resume(first).batches is None:
@@ -115,7 +115,7 @@ def test_lower_numbers_are_those_of_another_process() -> None:
     assert follower.missing(7) == 0
     follower.apply(7, [])
     assert follower.missing(8) is None
-    follower.apply(8, decode(Encoder(BLOCK_SIZE, KINDS).encode(Batch(8, 0.0, [stored(0, 2)]))))
+    follower.apply(8, decode(Encoder(BLOCK_SIZE, KINDS).encode(EventBatch(8, 0.0, [stored(0, 2)]))))
     assert follower.missing(3) == 0
     assert (follower.held.counts(), follower.restarts) == ({}, 1)
 

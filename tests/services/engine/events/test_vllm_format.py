@@ -7,8 +7,8 @@ from array import array
 import msgspec
 import pytest
 
-from services.engine.events.changes import Cleared, KeyChange, Medium, Place, Removed, Stored
-from services.engine.events.event_stream import Batch
+from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium, Removed, Stored
+from services.engine.events.event_stream import EventBatch
 from services.engine.events.vllm_format import (
     FULL_ATTENTION,
     SLIDING_WINDOW,
@@ -28,56 +28,56 @@ def key(number: int) -> bytes:
     return b"\x05" * 24 + number.to_bytes(8, "big")
 
 
-def chain(place: Place, parent: bytes | None, numbers: list[int], tokens: list[list[int]], salt: str = "") -> Stored:
+def chain(place: KeyPlace, parent: bytes | None, numbers: list[int], tokens: list[list[int]], salt: str = "") -> Stored:
     return Stored(place, parent, [*map(key, numbers)], [array("i", one) for one in tokens], salt)
 
 
 GPU, CPU = Medium.GPU, Medium.CPU
-SALTED: list[KeyChange] = [chain(Place(0, GPU), None, [2**64 - 1, 7], [[0, 127], [128, 70_000]], "5a17")]
-WINDOW: list[KeyChange] = [chain(Place(1, CPU), key(7), [9], [[1, 2]], "5a17")]
-GONE: list[KeyChange] = [Removed(Place(2, GPU), [key(2**64 - 1), key(9)]), Cleared()]
+SALTED: list[KeyChange] = [chain(KeyPlace(0, GPU), None, [2**64 - 1, 7], [[0, 127], [128, 70_000]], "5a17")]
+WINDOW: list[KeyChange] = [chain(KeyPlace(1, CPU), key(7), [9], [[1, 2]], "5a17")]
+GONE: list[KeyChange] = [Removed(KeyPlace(2, GPU), [key(2**64 - 1), key(9)]), Cleared()]
 
 # Written by EventBatch, BlockStored, BlockRemoved and AllBlocksCleared of vLLM 0.32.0.
-MAPS: list[tuple[Batch, str]] = [
+MAPS: list[tuple[EventBatch, str]] = [
     (
-        Batch(0, 1764460800.25, SALTED),
+        EventBatch(0, 1764460800.25, SALTED),
         "93cb41da4ae240100000918ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cfffffffffffffffff07b170"
         "6172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647394007fcc80ce00011170aa626c6f636b5f73697a6502a76c6f72615f"
         "6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a435613137c0a967726f75705f69647800"
         "b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00",
     ),
     (
-        Batch(1, 2.0, WINDOW),
+        EventBatch(1, 2.0, WINDOW),
         "93cb4000000000000000918ba474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739109b1706172656e745f626c6f"
         "636b5f6861736807a9746f6b656e5f696473920102aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3435055a96c"
         "6f72615f6e616d65c0a967726f75705f69647801b26b765f63616368655f737065635f6b696e64ae736c6964696e675f77696e646f77bc"
         "6b765f63616368655f737065635f736c6964696e675f77696e646f77cd040000",
     ),
     (
-        Batch(2, 3.0, GONE),
+        EventBatch(2, 3.0, GONE),
         "93cb40080000000000009284a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657392cfffffffffffffffff09a6"
         "6d656469756da3475055a967726f75705f6964780281a474797065b0416c6c426c6f636b73436c656172656400",
     ),
-    (Batch(3, 4.5, []), "93cb40120000000000009000"),
+    (EventBatch(3, 4.5, []), "93cb40120000000000009000"),
 ]
 # As vLLM wrote events before 0.24, with the fields that it had then.
-ARRAYS: list[tuple[Batch, str]] = [
+ARRAYS: list[tuple[EventBatch, str]] = [
     (
-        Batch(0, 1764460800.25, SALTED),
+        EventBatch(0, 1764460800.25, SALTED),
         "93cb41da4ae240100000919cab426c6f636b53746f72656492cfffffffffffffffff07c094007fcc80ce0001117002c0a3475055c09291"
         "a435613137c000ae66756c6c5f617474656e74696f6ec000",
     ),
     (
-        Batch(1, 2.0, WINDOW),
+        EventBatch(1, 2.0, WINDOW),
         "93cb4000000000000000919cab426c6f636b53746f72656491090792010202c0a3435055c0c001ae736c6964696e675f77696e646f77cd"
         "040000",
     ),
     (
-        Batch(2, 3.0, GONE),
+        EventBatch(2, 3.0, GONE),
         "93cb40080000000000009294ac426c6f636b52656d6f76656492cfffffffffffffffff09a34750550291b0416c6c426c6f636b73436c65"
         "6172656400",
     ),
-    (Batch(3, 4.5, []), "93cb40120000000000009000"),
+    (EventBatch(3, 4.5, []), "93cb40120000000000009000"),
 ]
 # With the fields session_id and lookahead_token_ids, and a hash of 32 bytes; written by the structs of vLLM 0.33.0.
 OF_VLLM_33 = (
@@ -89,19 +89,19 @@ OF_VLLM_33 = (
 
 
 @pytest.mark.parametrize(("batch", "payload"), MAPS)
-def test_maps_have_the_bytes_of_vllms_structs(batch: Batch, payload: str) -> None:
+def test_maps_have_the_bytes_of_vllms_structs(batch: EventBatch, payload: str) -> None:
     assert Encoder(2, KINDS).encode(batch).hex() == payload
 
 
 @pytest.mark.parametrize(("batch", "payload"), ARRAYS)
-def test_arrays_have_the_fields_in_vllms_order(batch: Batch, payload: str) -> None:
+def test_arrays_have_the_fields_in_vllms_order(batch: EventBatch, payload: str) -> None:
     assert Encoder(2, KINDS, arrays=True).encode(batch).hex() == payload
 
 
 @pytest.mark.parametrize("arrays", [False, True])
 @pytest.mark.parametrize("changes", [SALTED, WINDOW, GONE, []])
 def test_what_was_encoded_is_decoded(changes: list[KeyChange], arrays: bool) -> None:
-    events = decode(Encoder(2, KINDS, arrays=arrays).encode(Batch(0, 0.0, changes)))
+    events = decode(Encoder(2, KINDS, arrays=arrays).encode(EventBatch(0, 0.0, changes)))
     assert len(events) == len(changes)
     for event, change in zip(events, changes, strict=True):
         if not isinstance(change, Cleared):
@@ -110,7 +110,7 @@ def test_what_was_encoded_is_decoded(changes: list[KeyChange], arrays: bool) -> 
 
 
 def test_a_later_block_of_a_salted_prompt_has_no_extra_keys() -> None:
-    (event,) = decode(Encoder(2, KINDS).encode(Batch(0, 0.0, WINDOW)))
+    (event,) = decode(Encoder(2, KINDS).encode(EventBatch(0, 0.0, WINDOW)))
     assert isinstance(event, BlockStored)
     assert event.extra_keys is None
 
