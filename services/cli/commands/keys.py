@@ -81,7 +81,7 @@ def curve(file: Path) -> None:
     public key goes to standard output: a line for --kv-events-curve-clients.
     """
     try:
-        from services.engine.events.curve import CurveKeys
+        from services.engine.events.zeromq.curve import CurveKeys
     except ImportError as error:
         raise click.ClickException(f"this needs pyzmq: install the extra `routers` ({error})") from error
     keys = CurveKeys.new()

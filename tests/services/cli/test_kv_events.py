@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from services.cli.main import cli
 from services.engine.events.changes import Cleared, KeyChange
-from services.engine.events.vllm_format import wire_hash
+from services.engine.events.zeromq.vllm_format import wire_hash
 from tests.key_changes import key, stored
 from tests.running_quire import CALL_SECONDS, start_quire
 from tests.scrape import Scrape

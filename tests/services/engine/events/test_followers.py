@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from services.engine.events.changes import Cleared, Stored
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.follower import Follower
-from services.engine.events.snapshots import Numbering, SnapshotOutgrown, snapshot
-from services.engine.events.vllm_format import FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder, WireEvent, decode
+from services.engine.events.zeromq.follower import Follower
+from services.engine.events.zeromq.snapshots import Numbering, SnapshotOutgrown, snapshot
+from services.engine.events.zeromq.vllm_format import (
+    FULL_ATTENTION,
+    SLIDING_WINDOW,
+    AttentionKind,
+    Encoder,
+    WireEvent,
+    decode,
+)
 from tests.key_changes import BLOCK_SIZE, Keys, stored
 
 EPOCH = 1 << 40

@@ -9,7 +9,7 @@ import pytest
 
 from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium, Removed, Stored
 from services.engine.events.event_stream import EventBatch
-from services.engine.events.vllm_format import (
+from services.engine.events.zeromq.vllm_format import (
     FULL_ATTENTION,
     SLIDING_WINDOW,
     AttentionKind,

@@ -1,4 +1,4 @@
-"""KV events as vLLM writes them, from values to msgpack and back. Needs msgspec, of the extra `routers`.
+"""KV events as vLLM writes them, from values to msgpack and back.
 
 Source: `distributed/kv_events.py` of vLLM 0.32 and 0.33. A batch is an array `[timestamp, events, rank]`, where the
 timestamp is in seconds since 1970. An event is a map with its name as `type` (vLLM since 0.24), or an array that begins
