@@ -123,12 +123,17 @@ SAME_ANSWERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SAME_ANSWERS)
 def test_the_answers_are_those_of_a_gateway(cluster: Cluster, name: str) -> None:
-    body = {"messages": COLOURS, "max_tokens": 40, **SAME_ANSWERS[name]}
+    body: dict[str, Any] = {"messages": COLOURS, "max_tokens": 40, **SAME_ANSWERS[name]}
     assert compared(cluster.smg_answer(**body)) == compared(cluster.gateway_answer(**body))
 
 
 def test_a_streamed_answer_is_that_of_a_gateway(cluster: Cluster) -> None:
-    body = {"messages": COLOURS, "max_tokens": 40, "temperature": 0, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {
+        "messages": COLOURS,
+        "max_tokens": 40,
+        "temperature": 0,
+        "stream_options": {"include_usage": True},
+    }
     texts = []
     for url in (cluster.smg.url, cluster.gateway_url):
         *parts, last = events_of(url, body)
@@ -140,7 +145,7 @@ def test_a_streamed_answer_is_that_of_a_gateway(cluster: Cluster) -> None:
 
 
 def test_log_probabilities_are_those_of_a_gateway(cluster: Cluster) -> None:
-    body = {"messages": COLOURS, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    body: dict[str, Any] = {"messages": COLOURS, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     own, other = (ask(**body)["choices"][0]["logprobs"] for ask in (cluster.smg_answer, cluster.gateway_answer))
     for mine, theirs in zip(own["content"], other["content"], strict=True):
         assert mine["token"] == theirs["token"]
@@ -151,7 +156,13 @@ def test_log_probabilities_are_those_of_a_gateway(cluster: Cluster) -> None:
 def test_a_named_tool_is_called_with_arguments_of_its_schema(cluster: Cluster) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
     choice = {"type": "function", "function": {"name": "weather"}}
-    body = {"messages": COLOURS, "tools": [tool], "tool_choice": choice, "max_tokens": 60, "temperature": 0}
+    body: dict[str, Any] = {
+        "messages": COLOURS,
+        "tools": [tool],
+        "tool_choice": choice,
+        "max_tokens": 60,
+        "temperature": 0,
+    }
     (call,) = cluster.smg_answer(**body)["choices"][0]["message"]["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
     assert call["function"]["name"] == "weather"
@@ -202,7 +213,7 @@ def test_the_index_of_smg_has_the_blocks_of_each_engine(cluster: Cluster) -> Non
 
 
 def test_a_client_that_disconnects_frees_the_blocks(cluster: Cluster) -> None:
-    body = {"model": "demo", "messages": COLOURS, "stream": True, "seed": SLOW_SEED, "max_tokens": 2000}
+    body: dict[str, Any] = {"model": "demo", "messages": COLOURS, "stream": True, "seed": SLOW_SEED, "max_tokens": 2000}
     with httpx.stream("POST", f"{cluster.smg.url}/v1/chat/completions", json=body, timeout=SECONDS) as answer:
         next(answer.iter_lines())
         assert cluster.held_blocks() > 0
@@ -211,7 +222,7 @@ def test_a_client_that_disconnects_frees_the_blocks(cluster: Cluster) -> None:
 
 def test_smg_goes_on_with_the_other_engine_and_takes_the_first_back(cluster: Cluster) -> None:
     lost, address = cluster.engines[0], cluster.engines[0].address
-    body = {"messages": COLOURS, "max_tokens": 10, "temperature": 0}
+    body: dict[str, Any] = {"messages": COLOURS, "max_tokens": 10, "temperature": 0}
     expected = compared(cluster.smg_answer(**body))
     lost.kill()
     for _ in range(12):
