@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
+from services.engine.events import event_metrics
 from services.engine.observer import CacheStats, EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 from services.runtime.metrics.vllm_names import VLLM, shown_by_engine
@@ -110,6 +111,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         (),
         lambda stats: {(): stats.smg.subscribers} if stats.smg else {},
     ),
+    *event_metrics.GAUGES,
     (
         "quire_rank_seconds_behind",
         "Seconds from sending the latest plan to a rank until the rank has launched it.",
@@ -254,6 +256,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         (),
         lambda stats: {(): stats.proof.seconds} if stats.proof else {},
     ),
+    *event_metrics.COUNTERS,
     (
         "quire_smg_event_batches",
         "Batches of KV events sent to smg.",
