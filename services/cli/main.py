@@ -18,6 +18,7 @@ from services.cli.commands.keys import key
 from services.cli.commands.plan import plan
 from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine, engine_variables, gateway, kvmanager, serve
 from services.cli.connection import address_option, connection_options, read_text
+from services.cli.kv_events import kv_events
 from services.cli.options import SECONDS, FiniteFloat, options_of, settings_from, together, warn_of_unused_variables
 from services.cli.request_options import request_options, search_options
 from services.engine.settings import EngineSettings
@@ -367,7 +368,7 @@ def replay(file: str, as_json: bool, as_text: bool, **options: Any) -> None:
     sys.exit(print_record(file) if as_text else run(file, Options(**options), as_json))
 
 
-for command in (run_batch, plan, certificates, bench):
+for command in (run_batch, plan, certificates, bench, kv_events):
     cli.add_command(command)
 
 

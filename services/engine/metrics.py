@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
-from services.engine.events import event_metrics
+from services.engine.event_metrics import EVENT_COUNTERS, EVENT_GAUGES
 from services.engine.observer import CacheStats, EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 from services.runtime.metrics.vllm_names import VLLM, shown_by_engine
@@ -84,6 +84,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         (),
         lambda stats: {(): stats.kept.broken} if stats.kept else {},
     ),
+    (
+        "quire_kept_blocks_unannounced",
+        "Blocks found at the engine's last start of which KV events do not tell, because their tokens are unknown.",
+        (),
+        lambda stats: {(): stats.kept.unknown} if stats.kept and stats.kept.unknown is not None else {},
+    ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
     (
@@ -111,7 +117,6 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         (),
         lambda stats: {(): stats.smg.subscribers} if stats.smg else {},
     ),
-    *event_metrics.GAUGES,
     (
         "quire_rank_seconds_behind",
         "Seconds from sending the latest plan to a rank until the rank has launched it.",
@@ -256,7 +261,6 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
         (),
         lambda stats: {(): stats.proof.seconds} if stats.proof else {},
     ),
-    *event_metrics.COUNTERS,
     (
         "quire_smg_event_batches",
         "Batches of KV events sent to smg.",
@@ -343,9 +347,9 @@ class EngineMetrics(EngineObserver, Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; before the model is loaded they have no series."""
         stats = self._stats() if self._stats else None
-        for name, meaning, labels, values in _GAUGES:
+        for name, meaning, labels, values in (*_GAUGES, *EVENT_GAUGES):
             yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
-        for name, meaning, labels, values in _COUNTERS:
+        for name, meaning, labels, values in (*_COUNTERS, *EVENT_COUNTERS):
             yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
         if self._for_routers:
             yield from _of_cache(self._labels, stats.cache if stats else None)

@@ -200,7 +200,8 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        follow = self._events.follow({}) if self._events else None
+        rows = sealed.rows if sealed else None
+        follow = self._events.follow(rows.take_adopted() if rows else {}) if self._events else None
         manager = self._settings.kvmanager
         return BlockClient(manager, spec, wake, self._link_tls, trace_parents, None, needs, sealed, follow)
 
@@ -315,7 +316,7 @@ def _notes(recording_faults: Mapping[str, str]) -> list[str]:
 
 def _sealed(parts: Parts) -> SealedBlocks | None:
     if parts.kept:
-        return SealedBlocks(parts.kept.seals, parts.kept.report)
+        return SealedBlocks(parts.kept.seals, parts.kept.report, parts.kept.rows)
     return SealedBlocks(parts.proof.seals) if parts.proof else None
 
 

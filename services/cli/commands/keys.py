@@ -1,6 +1,8 @@
-"""`quire key`: makes API keys."""
+"""`quire key`: makes API keys, and keys of KV events."""
 
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +26,7 @@ class _Expiry(click.ParamType[datetime]):
 
 @click.group()
 def key() -> None:
-    """Make API keys."""
+    """Make API keys, and keys of KV events."""
 
 
 @key.command()
@@ -68,3 +70,25 @@ def create(tenant: str, expires: datetime | None, operator: bool, **limits: int 
     entry = "\n".join(lines) + "\n"
     click.echo(entry)
     click.echo(f"The key (shown only once): {made}", err=True)
+
+
+@key.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def curve(file: Path) -> None:
+    """Make a pair of CURVE keys for KV events.
+
+    The secret key goes to the new FILE, for --kv-events-curve-key of an engine, or --curve-key of a listener. The
+    public key goes to standard output: a line for --kv-events-curve-clients.
+    """
+    try:
+        from services.engine.events.curve import CurveKeys
+    except ImportError as error:
+        raise click.ClickException(f"this needs pyzmq: install the extra `routers` ({error})") from error
+    keys = CurveKeys.new()
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {str(file)!r}: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(keys.secret + b"\n")
+    click.echo(keys.public.decode())

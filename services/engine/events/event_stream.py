@@ -68,6 +68,7 @@ class EventStream:
         self._history: deque[EventBatch] = deque()
         self._most = history, history_blocks
         self._blocks = 0
+        self._weight = 1
         self._stored = self._removed = self._clears = 0
         self._listeners: dict[Callable[[EventBatch], None], None] = {}
         self.snapshot: Snapshot = no_blocks
@@ -93,10 +94,19 @@ class EventStream:
 
     def resume(self, first: int) -> Resumption:
         """Return the batches from sequence number `first` on, or None for them if some are not kept any more."""
-        kept = len(self._history) - (self.next_sequence - first)
-        if not 0 <= kept <= len(self._history):
+        if not self.oldest <= first <= self.next_sequence:
             return Resumption(None, self.next_sequence)
-        return Resumption(list(islice(self._history, kept, None)), self.next_sequence)
+        return Resumption(list(islice(self._history, first - self.oldest, None)), self.next_sequence)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest number from which `resume` has all batches."""
+        return self.next_sequence - len(self._history)
+
+    @property
+    def state_blocks(self) -> int:
+        """The blocks of the state as batches count them: larger ones as several."""
+        return self.announced_blocks * self._weight
 
     @property
     def stats(self) -> StreamStats:
@@ -111,6 +121,7 @@ class EventStream:
             if isinstance(change, Stored):
                 self._stored += len(change.keys)
                 self.announced_blocks += len(change.keys)
+                self._weight = max(self._weight, _weight(change))
             elif isinstance(change, Removed):
                 self._removed += len(change.keys)
                 self.announced_blocks = max(0, self.announced_blocks - len(change.keys))
@@ -120,10 +131,10 @@ class EventStream:
 
     def _keep(self, batch: EventBatch) -> None:
         self._history.append(batch)
-        self._blocks += _size(batch.changes)
+        self._blocks += size_of(batch.changes)
         batches, blocks = self._most
         while len(self._history) > batches or (self._blocks > blocks and len(self._history) > 1):
-            self._blocks -= _size(self._history.popleft().changes)
+            self._blocks -= size_of(self._history.popleft().changes)
 
 
 async def beat(stream: EventStream, seconds: float) -> None:
@@ -170,13 +181,18 @@ def pieces(change: KeyChange, most: int) -> Iterator[KeyChange]:
             yield change._replace(parent=parent, keys=keys, token_ids=change.token_ids[start : start + size])
 
 
-def _size(changes: Sequence[KeyChange]) -> int:
+def size_of(changes: Sequence[KeyChange]) -> int:
+    """Return the blocks of changes as batches count them."""
     return sum(map(_blocks_of, changes))
 
 
 def _blocks_of(change: KeyChange) -> int:
-    """Return the blocks of a change, of at most `_TOKENS_OF_A_BLOCK` tokens each; at least 1."""
+    """Return the blocks of a change as batches count them; at least 1."""
     if isinstance(change, Stored):
-        tokens = len(change.keys) * len(change.token_ids[0]) if change.token_ids else 0
-        return max(1, len(change.keys), tokens // _TOKENS_OF_A_BLOCK)
+        return max(1, len(change.keys) * _weight(change))
     return max(1, len(change.keys)) if isinstance(change, Removed) else 1
+
+
+def _weight(change: Stored) -> int:
+    """Return what a block counts: 1 for each `_TOKENS_OF_A_BLOCK` tokens."""
+    return max(1, len(change.token_ids[0]) // _TOKENS_OF_A_BLOCK) if change.token_ids else 1

@@ -1,16 +1,19 @@
 """Snapshots as ordinary batches, so that consumers which know only replays need nothing new.
 
-The sequence numbers of a snapshot's batches are consecutive and end at the last one before it began, as if the whole
-state had been announced just then. They begin no lower than the number that the consumer asked for, because consumers
-skip numbers that they had. Numbers that remain are those of batches without changes.
+The numbers of a snapshot's batches begin at the one that the consumer asked for, because consumers skip numbers that
+they had, and rise one by one. So they are those of batches that are not kept: a consumer that loses the connection in
+the middle asks for the next one, and gets a new snapshot, not the batches since the middle of this one. After the state
+comes a batch without changes, with the last number before the snapshot began.
 """
 
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from services.engine.events.changes import KeyChange
-from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, sliced
+from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, size_of, sliced
 
+# Sizes of batches to choose from, if there are few numbers.
+_SIZES = (MOST_BLOCKS, 4 * MOST_BLOCKS, 16 * MOST_BLOCKS)
 # Numbers beyond twice those of the blocks at the beginning, for blocks that come while the snapshot is made.
 _SPARE = 8
 
@@ -20,52 +23,60 @@ class SnapshotOutgrown(Exception):
 
 
 class Numbering(NamedTuple):
-    """The first number of a snapshot, the first after it, and the blocks of each batch."""
+    """The first number of a snapshot, its last one, and the most blocks of a batch."""
 
     first: int
-    end: int
+    last: int
     blocks: int
 
     @classmethod
-    def of(cls, blocks: int, asked: int, end: int) -> "Numbering":
-        """Choose numbers in `asked` <= number < `end` for a state of `blocks` blocks; few numbers make large batches.
-
-        If `asked` leaves none, they begin below it.
-        """
-        room = end - max(asked, 0) if asked < end else end
-        wanted = min(room, 2 * -(-blocks // MOST_BLOCKS) + _SPARE)
-        return cls(end - wanted, end, max(MOST_BLOCKS, 2 * -(-blocks // max(1, wanted - _SPARE))))
+    def of(cls, stream: EventStream, asked: int) -> "Numbering":
+        """Choose numbers for the state of a stream from `asked` on; from 0 if a snapshot has no room behind it."""
+        blocks, last = stream.state_blocks, stream.next_sequence - 1
+        first = asked if 0 <= asked < last else 0
+        fitting = (size for size in _SIZES if first + _numbers(blocks, size) <= stream.oldest)
+        room = max(1, last - first - _SPARE)
+        return cls(first, last, max(next(fitting, _SIZES[-1]), -(-2 * blocks // room)))
 
 
 def snapshot(stream: EventStream, asked: int) -> Generator[EventBatch | None, None, None]:
-    """Yield the state of a stream as batches that end before its next sequence number as of now.
+    """Yield the state of a stream as batches whose last number is the last one of the stream as of now.
 
     None ends a slice of work that fills no batch. `asked` is the number that the consumer wants next. Changes that are
     published meanwhile are in the state or not: whoever reads the snapshot applies the batches since its beginning
     after it. Raises SnapshotOutgrown.
     """
-    numbering = Numbering.of(stream.announced_blocks, asked, stream.next_sequence)
+    numbering = Numbering.of(stream, asked)
     sequence = numbering.first
     for part in _joined(stream.snapshot(), numbering.blocks):
         if part is None:
             yield None
             continue
-        if sequence >= numbering.end:
-            raise SnapshotOutgrown(f"the snapshot has more than {numbering.end - numbering.first} batches")
+        if sequence >= numbering.last:
+            raise SnapshotOutgrown(f"the snapshot has more than {numbering.last - numbering.first} batches")
         yield stream.batch(sequence, part)
         sequence += 1
-    for unused in range(sequence, numbering.end):
-        yield stream.batch(unused, [])
+    yield stream.batch(numbering.last, [])
+
+
+def _numbers(blocks: int, size: int) -> int:
+    """Return the numbers that a snapshot of this many blocks may use."""
+    return 2 * -(-blocks // size) + _SPARE
 
 
 def _joined(
     slices: Generator[list[KeyChange], None, None], most: int
 ) -> Generator[Sequence[KeyChange] | None, None, None]:
     """Yield the changes of slices in parts of about `most` blocks, so that few numbers suffice; None after a slice."""
-    pending: Sequence[KeyChange] = []
+    pending: list[KeyChange] = []
+    blocks = 0
     for changes in slices:
-        *whole, pending = sliced([*pending, *changes], most)
-        yield from whole
+        pending += changes
+        blocks += size_of(changes)
+        if blocks >= most:
+            *whole, rest = sliced(pending, most)
+            yield from whole
+            pending, blocks = list(rest), size_of(rest)
         yield None
     if pending:
         yield pending

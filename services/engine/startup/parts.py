@@ -10,6 +10,7 @@ from engine.proof.block_proof import BlockProof
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from kvmanager import PoolReport, PoolSpec
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.observer import KeptStats, RankStats
 from services.engine.settings import EngineSettings
 
@@ -68,6 +69,10 @@ class Kept(Protocol):
     @property
     def seals(self) -> SealWriter:
         """The writer of its seals."""
+
+    @property
+    def rows(self) -> OriginRows | None:
+        """What the keys of its blocks are hashes of, None without KV events."""
 
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""

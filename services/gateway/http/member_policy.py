@@ -68,6 +68,11 @@ BODIES: Mapping[str, UnusedMember] = {
     "guided_grammar": UnusedMember(
         Literal[""], "an empty string", "it holds the output to nothing", refuses_others=True
     ),
+    # SGLang's, which its router and vLLM's add to every body.
+    "no_stop_trim": UnusedMember(
+        Literal[False], "false", "this is what happens", refuses_others=True, instead="include_stop_str_in_output"
+    ),
+    "return_hidden_states": UnusedMember(Literal[False], "false", "no hidden states are returned", refuses_others=True),
 }
 COMPLETIONS: Mapping[str, UnusedMember] = {
     "suffix": UnusedMember(Literal[""], "an empty string", "nothing follows the output", refuses_others=True),
@@ -85,6 +90,8 @@ CHATS: Mapping[str, UnusedMember] = {
         refuses_others=True,
         instead="tool_choice",
     ),
+    "separate_reasoning": UnusedMember(Literal[True], "true", "thoughts are set apart", refuses_others=True),
+    "stream_reasoning": UnusedMember(Literal[True], "true", "thoughts are streamed", refuses_others=True),
 }
 MESSAGES: Mapping[str, UnusedMember] = {
     "parsed": UnusedMember(Any, "anything", "OpenAI's client adds it to the content that it was read from"),

@@ -14,7 +14,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "now", "paramet
 MARK = {"cache_control": {"type": "ephemeral"}, "provider_specific_fields": {"a": [1]}, "of_tomorrow": None}
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # One value for each type of accepted values.
-EXAMPLES = ("", [], {}, True, "none", ["text"], {"a": "b"}, "x")
+EXAMPLES = ("", [], {}, True, False, "none", ["text"], {"a": "b"}, "x")
 
 
 def example(member: UnusedMember) -> Any:

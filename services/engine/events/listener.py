@@ -1,0 +1,150 @@
+"""Follows the KV events of an engine, ours or vLLM's, over ZeroMQ. Needs pyzmq and msgspec, of the extra `routers`.
+
+It subscribes, asks for a snapshot, applies each batch, and asks for those that are missing. An engine that restarted
+has higher numbers, which are a gap, and the answer is a snapshot of the new process; vLLM then has lower ones. Without
+an address for replays it applies what it hears, and counts what it missed.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from services.engine.events.curve import CurveKeys
+from services.engine.events.follower import Follower
+from services.engine.events.replay import END, SNAPSHOT, sequence_bytes
+from services.engine.events.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
+
+_REPLAY_SECONDS = 10.0
+# vLLM's publisher ignores a request for a snapshot.
+_SNAPSHOT_SECONDS = 3.0
+_RECEIVE_QUEUE = 10_000
+_MOST_BYTES = 64 << 20
+
+
+class Description(msgspec.Struct):
+    """What an engine says of itself before a snapshot that was asked for."""
+
+    epoch: int
+    next_sequence: int
+    block_size: int
+    engine_id: str
+    model: str
+    form: str
+    kinds: list[AttentionKind | dict[str, str | int | None]]
+
+
+class Publication(NamedTuple):
+    """Where an engine's events are: addresses as host:port, the topic's beginning, and keys of CURVE.
+
+    `replay` may be empty. `keys` are the listener's own, `server` is the engine's public key; None: no encryption.
+    """
+
+    events: str
+    replay: str = ""
+    topic: str = ""
+    keys: CurveKeys | None = None
+    server: bytes | None = None
+
+
+# Receives the number and the events of each batch that was applied.
+OnBatch = Callable[[int, Sequence[WireEvent]], None]
+
+
+class EventListener:
+    """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself."""
+
+    def __init__(self, publication: Publication, on_batch: OnBatch = lambda _sequence, _events: None) -> None:
+        self.follower = Follower()
+        self.description: Description | None = None
+        self.replays = 0
+        self.invalid = 0
+        self.complete = asyncio.Event()
+        self._publication = publication
+        self._on_batch = on_batch
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
+            socket.rcvhwm = _RECEIVE_QUEUE
+            socket.subscribe(self._publication.topic)
+            self._connect(socket, self._publication.events)
+            if self._publication.replay:
+                await self._begin(context)
+            while True:
+                await self._hear(context, await socket.recv_multipart())
+
+    async def _begin(self, context: zmq.asyncio.Context) -> None:
+        """Get the whole state: as a snapshot, or from a publisher that has none, what it kept."""
+        if not await self._replay(context, 0, _SNAPSHOT_SECONDS, SNAPSHOT):
+            await self._replay(context, 0, _REPLAY_SECONDS)
+
+    async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
+        if len(frames) != 3:
+            self.invalid += 1
+            return
+        sequence = int.from_bytes(frames[1], "big")
+        first = self.follower.missing(sequence)
+        if first is not None and self._publication.replay:
+            self.complete.clear()
+            if not await self._replay(context, first, _REPLAY_SECONDS):
+                return  # the next batch asks again
+        self._apply(sequence, frames[2])
+
+    async def _replay(self, context: zmq.asyncio.Context, first: int, seconds: float, *words: bytes) -> bool:
+        """Apply the batches from a number on; return False if the answer had no end."""
+        self.replays += 1
+        with context.socket(zmq.DEALER) as socket:  # a new one, so that no answer to an earlier request arrives
+            self._connect(socket, self._publication.replay)
+            await socket.send_multipart((b"", sequence_bytes(first), *words))
+            try:
+                while frames := await asyncio.wait_for(socket.recv_multipart(), seconds):
+                    seconds = _REPLAY_SECONDS
+                    if self._take(frames[1:]):
+                        self.complete.set()
+                        return True
+            except TimeoutError:  # what came may be half a snapshot
+                self.follower.restart()
+        return False
+
+    def _take(self, frames: Sequence[bytes]) -> bool:
+        """Take a message of an answer; return True at its end."""
+        if len(frames) != 3:
+            self.invalid += 1
+            return False
+        _, sequence, payload = frames
+        if not payload and sequence == END:
+            return True
+        if not self._describes(payload):
+            self._apply(int.from_bytes(sequence, "big"), payload, replayed=True)
+        return False
+
+    def _describes(self, payload: bytes) -> bool:
+        """Whether a message is the description before a snapshot: a map, where a batch is an array."""
+        try:
+            self.description = msgspec.msgpack.decode(payload, type=Description)
+        except msgspec.MsgspecError:
+            return False
+        return True
+
+    def _apply(self, sequence: int, payload: bytes, *, replayed: bool = False) -> None:
+        try:
+            events = decode(payload)
+        except InvalidBatch:
+            self.invalid += 1
+            return
+        if self.follower.apply(sequence, events, replayed=replayed):
+            self._on_batch(sequence, events)
+
+    def _connect(self, socket: zmq.asyncio.Socket, address: str) -> None:
+        publication = self._publication
+        socket.linger = 0
+        socket.maxmsgsize = _MOST_BYTES
+        socket.ipv6 = True
+        if publication.keys and publication.server:
+            socket.curve_publickey, socket.curve_secretkey = publication.keys
+            socket.curve_serverkey = publication.server
+        socket.connect(f"tcp://{address}")
