@@ -47,7 +47,7 @@ COPY engine engine
 COPY services services
 COPY --from=kernels /source/engine/native/prebuilt engine/native/prebuilt
 # With the pinned setuptools, not the newest.
-RUN pip install -q setuptools && pip install -q --no-build-isolation '.[serve,tracing]'
+RUN pip install -q setuptools && pip install -q --no-build-isolation '.[serve,tracing,routers]'
 ARG VERSION=0.2.0
 ARG SOURCE_DATE_EPOCH=0
 COPY deploy/image/finish.py deploy/image/trim_transformers.py /finish/

@@ -11,13 +11,19 @@ from deploy.prometheus.thresholds import PRESETS, THRESHOLDS, Threshold
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
-from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
+from services.runtime.ports import ENGINE, GATEWAY, KV_EVENTS, KVMANAGER
 
 Schema = dict[str, Any]
 
 SETTINGS: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineSettings, "gateway": GatewaySettings}
+# Settings of KV events that the chart derives from `kvEvents`.
+OF_EVENTS = {
+    *("kv_events_listen", "kv_events_replay_listen", "kv_events_insecure"),
+    *("kv_events_curve_key", "kv_events_curve_clients"),
+}
 # Settings that the chart derives from other values.
 OF_THE_CHART = {
+    *OF_EVENTS,
     *("listen", "http_listen", "metrics_listen", "map_listen"),
     *("kvmanager", "engines", "model", "engine_id", "keep_blocks", "pinned_prompts", "api_keys", "insecure"),
     *("tls_certificate", "tls_key", "tls_client_ca", "link_ca", "link_certificate", "link_key", "link_server_name"),
@@ -65,6 +71,7 @@ _GO_DURATION: Schema = {"type": "string", "minLength": 2, "pattern": "^([0-9]+h)
 # strings, so the chart checks them itself, see `fractions`.
 _FRACTION: Schema = {"type": ["number", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?$"}
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum")
+_PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 _AT_LEAST_1: Schema = {"type": "integer", "minimum": 1}
 # Of pods: a number or a percentage.
 _COUNT: Schema = {"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
@@ -147,7 +154,9 @@ BOUNDS: dict[str, Schema] = {
     "keda.pollingSeconds": _AT_LEAST_1,
     "keda.prometheusAddress": {"type": "string", "pattern": "^(https?://.+)?$"},
     "ranks.pods": _AT_LEAST_1,
-    "ranks.port": {"type": "integer", "minimum": 1, "maximum": 65535},
+    "ranks.port": _PORT,
+    "endpointPicker.port": _PORT,
+    "endpointPicker.failureMode": {"type": "string", "enum": ["FailOpen", "FailClose"]},
     "shmSize": _QUANTITY,
     "keepBlocks.sizeLimit": {**_QUANTITY, "pattern": "^([0-9]+(k|[KMGTPE]i?)?)?$"},
     "service.type": {"type": "string", "enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
@@ -207,6 +216,7 @@ def ports() -> dict[str, dict[str, int]]:
         "kvmanager": {"grpc": KVMANAGER.grpc, "map": KVMANAGER.http, "metrics": KVMANAGER.metrics},
         "engine": {"grpc": ENGINE.grpc, "metrics": ENGINE.metrics},
         "gateway": {"grpc": GATEWAY.grpc, "http": GATEWAY.http, "metrics": GATEWAY.metrics},
+        "events": {"kv-events": KV_EVENTS.events, "kv-replay": KV_EVENTS.replay},
     }
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from chart_schema import OF_THE_CHART
+from chart_schema import OF_EVENTS, OF_THE_CHART
 
 # The image sets these: docker-compose 1.29 would remove them from a container where nothing else does.
 _OF_THE_IMAGE = {"log_format"}
@@ -15,6 +15,10 @@ _HEAD = """\
 
 def variables_of(service: str, settings_type: type[Any]) -> str:
     """Return the text of a file for `env_file`, without what the image and docker-compose.yml set."""
-    names = [one.name for one in dataclasses.fields(settings_type) if one.name not in OF_THE_CHART | _OF_THE_IMAGE]
+    names = [
+        one.name
+        for one in dataclasses.fields(settings_type)
+        if one.name not in OF_THE_CHART - OF_EVENTS | _OF_THE_IMAGE
+    ]
     head = _HEAD.format(article="an" if service == "engine" else "a", service=service)
     return head + "".join(f"QUIRE_{service.upper()}_{name.upper()}\n" for name in names)

@@ -252,6 +252,11 @@ class Pool:
         return count.slots(sum(map(len, self.state.pins.values())))
 
     @property
+    def usage(self) -> float:
+        """Share of the device blocks that are held, 0 to 1, in the kind that has the least room."""
+        return max(kind.device.counts.held / kind.device.total for kind in self.state.kinds)
+
+    @property
     def pinned_blocks(self) -> int:
         """Number of pinned blocks. Counted again only if the pins have changed since the last call."""
         pins = list(self.state.pins.values())

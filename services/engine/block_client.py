@@ -24,6 +24,7 @@ from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.engine.events.pool_events import Follow
 from services.engine.kept.boot import boot_id
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport
 from services.runtime.slices import run_in_slices
@@ -87,10 +88,14 @@ class _Disconnect:
 
 
 class SealedBlocks(NamedTuple):
-    """The writer of seals, and what a kept memory contained at the start, None if the memory ends with its process."""
+    """The writer of seals, and what a kept memory contained at the start, None if the memory ends with its process.
+
+    `rows` of kept memory have what its keys are hashes of, None without KV events.
+    """
 
     seals: SealWriter
     report: PoolReport | None = None
+    rows: OriginRows | None = None
 
 
 class AttachRefused(Exception):
@@ -122,8 +127,9 @@ class BlockClient:
         """
         self._address = address
         self._connect = connect or (lambda: transport.channel(address, tls=tls))
-        self.replica = Replica(spec, sealed.report if sealed else None, seals=sealed is not None, follow=follow)
         self._seals = sealed.seals if sealed else None
+        report, rows = (sealed.report, sealed.rows) if sealed else (None, None)
+        self.replica = Replica(spec, report, seals=sealed is not None, follow=follow, rows=rows)
         self._wake = wake
         self._trace_parents = trace_parents
         self._needs = needs
@@ -193,6 +199,11 @@ class BlockClient:
                 self._seals.apply(one)
 
     # Called on the event loop.
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
+        return self.replica.pool.usage
 
     async def run(self) -> None:
         """Attach, and attach again after each disconnect, until cancelled.

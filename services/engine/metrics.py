@@ -6,13 +6,15 @@ Names and labels are vLLM's, with the prefix `quire_`, where vLLM has the metric
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
-from services.engine.observer import EngineObserver, EngineStats, StepStats
+from services.engine.event_metrics import EVENT_COUNTERS, EVENT_GAUGES
+from services.engine.observer import CacheStats, EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
+from services.runtime.metrics.vllm_names import VLLM, shown_by_engine
 
 _LABELS = ("model_name", "engine")
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -81,6 +83,12 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Values]
         "Seals that differed from their own checksums at the engine's last start, whose blocks are lost.",
         (),
         lambda stats: {(): stats.kept.broken} if stats.kept else {},
+    ),
+    (
+        "quire_kept_blocks_unannounced",
+        "Blocks found at the engine's last start of which KV events do not tell, because their tokens are unknown.",
+        (),
+        lambda stats: {(): stats.kept.unknown} if stats.kept and stats.kept.unknown is not None else {},
     ),
     ("quire_num_requests_running", "Requests that hold blocks.", (), lambda stats: {(): stats.running}),
     ("quire_num_requests_waiting", "Requests that wait for blocks.", (), lambda stats: {(): stats.waiting}),
@@ -295,8 +303,10 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
 class EngineMetrics(EngineObserver, Collector):
     """Reads the engine's figures at each scrape, and keeps histograms of its steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, compat: str = "none") -> None:
+        """Export metrics of the pool under vLLM's names if `compat` is vllm; Quire's names are the KV manager's."""
         self.registry = CollectorRegistry()
+        self._for_routers = compat == VLLM
         self._stats: Callable[[], EngineStats] | None = None
         self._labels = ("", "")
         self._step_seconds = self._histogram(
@@ -337,10 +347,12 @@ class EngineMetrics(EngineObserver, Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; before the model is loaded they have no series."""
         stats = self._stats() if self._stats else None
-        for name, meaning, labels, values in _GAUGES:
+        for name, meaning, labels, values in (*_GAUGES, *EVENT_GAUGES):
             yield self._filled(GaugeMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
-        for name, meaning, labels, values in _COUNTERS:
+        for name, meaning, labels, values in (*_COUNTERS, *EVENT_COUNTERS):
             yield self._filled(CounterMetricFamily(name, meaning, labels=(*_LABELS, *labels)), stats, values)
+        if self._for_routers:
+            yield from _of_cache(self._labels, stats.cache if stats else None)
 
     def describe(self) -> Iterable[Metric]:
         """Yield the metrics that `collect` yields."""
@@ -359,3 +371,25 @@ class EngineMetrics(EngineObserver, Collector):
             for labels, value in values(stats).items():
                 family.add_metric([*self._labels, *labels], value)
         return family
+
+
+def _of_cache(labels: tuple[str, str], cache: CacheStats | None) -> Iterator[Metric]:
+    """Yield the pool's metrics under vLLM's names, without series before there is a pool."""
+    for name in shown_by_engine("kv_cache_usage_perc"):
+        usage = GaugeMetricFamily(name, "Share of the pool's blocks that are held, 0 to 1.", labels=_LABELS)
+        if cache:
+            usage.add_metric(labels, cache.usage)
+        yield usage
+    for name in shown_by_engine("cache_config"):
+        config = InfoMetricFamily(name, "Configuration of the pool.", labels=_LABELS)
+        if cache:
+            config.add_metric(labels, _configuration(cache))
+        yield config
+
+
+def _configuration(cache: CacheStats) -> dict[str, str]:
+    return {
+        "block_size": str(cache.block_size),
+        "num_gpu_blocks": str(cache.device_blocks),
+        "num_cpu_blocks": str(cache.host_blocks),
+    }

@@ -37,7 +37,8 @@ class KeptStats(NamedTuple):
 
     `sealed` ones would outlive it now. `adopted` were found at the start, `lost` were held and not whole when the
     earlier process ended. `refused` is the difference for which the memory of an earlier process was erased, empty if
-    it was not. `broken` counts the seals that differed from their checksums at the start.
+    it was not. `broken` counts the seals that differed from their checksums at the start. `unknown` counts the adopted
+    blocks of unknown tokens, of which KV events do not tell; None without events.
     """
 
     sealed: Mapping[str, int]
@@ -45,6 +46,16 @@ class KeptStats(NamedTuple):
     lost: Mapping[str, int]
     refused: str = ""
     broken: int = 0
+    unknown: int | None = None
+
+
+class CacheStats(NamedTuple):
+    """The engine's pool: tokens of a block, blocks of each tier, and the share of device blocks that are held."""
+
+    block_size: int
+    device_blocks: int
+    host_blocks: int
+    usage: float
 
 
 class EventStats(NamedTuple):
@@ -92,6 +103,7 @@ class EngineStats(NamedTuple):
     recording_faults: Mapping[str, str] = MappingProxyType({})
     kept: KeptStats | None = None
     proof: ProofCounts | None = None
+    cache: CacheStats | None = None
     events: EventStats | None = None
     smg: SmgStats | None = None
 

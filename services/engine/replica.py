@@ -14,6 +14,7 @@ from blocks import Step, StepResult
 from engine.kept.seal_writer import SealChanges
 from kvmanager.parts import complete
 from services.engine.events.pool_events import Follow
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 
 # Units of work of a Step that are done without a pause: about half a millisecond.
@@ -39,11 +40,12 @@ class Replica:
         *,
         seals: bool = False,
         follow: Follow | None = None,
+        rows: OriginRows | None = None,
     ) -> None:
         """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
-        `follow` is called with the pool, and returns what receives its Steps. Raises InvalidReport if the memory
-        contradicts itself.
+        `follow` is called with the pool, and returns what receives its Steps. If there are seals and a follower, `rows`
+        get what the keys of blocks are hashes of. Raises InvalidReport if the memory contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty
@@ -52,6 +54,7 @@ class Replica:
         self._changes: list[SealChanges] = []
         self._in_flight: deque[Step] = deque()
         self._follower = follow(self.pool.state) if follow else None
+        self._rows = rows
 
     @property
     def steps_in_flight(self) -> int:
@@ -116,6 +119,8 @@ class Replica:
             own = zip(kinds, before, (applied, *applied.windows), strict=True)
             changes, *windows = [seal_changes(*one) for one in own]
             self._changes.append(changes._replace(windows=windows))
+            if self._rows and self._follower:
+                self._rows.record(self._changes[-1], kinds, self._follower.announcements.fields)
         return applied
 
     def report(self) -> kvmanager.PoolReport:

@@ -24,7 +24,7 @@ from services.engine.guided.constraints import Constraints
 from services.engine.kept.keeping import erase_opened
 from services.engine.kept.logged_proof import LoggedProof
 from services.engine.kept.places import erase_left
-from services.engine.observer import EngineObserver, ModelFormats
+from services.engine.observer import CacheStats, EngineObserver, ModelFormats
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 from services.engine.servicer import EngineServicer
@@ -181,6 +181,7 @@ class EngineService:
                 recording_faults=parts.recording_faults,
                 kept=kept.stats() if kept else None,
                 proof=counting.counts if counting else None,
+                cache=CacheStats(spec.block_size, spec.device_blocks, spec.host_blocks, link.usage),
                 events=self._events.stats if self._events else None,
                 smg=smg.stats() if smg else None,
             ),
@@ -199,7 +200,8 @@ class EngineService:
         if self._attachment:
             return self._attachment(spec, wake)
         needs = ("register.kinds",) if spec.windows else ()
-        follow = self._events.follow({}) if self._events else None
+        rows = sealed.rows if sealed else None
+        follow = self._events.follow(rows.take_adopted() if rows else {}) if self._events else None
         manager = self._settings.kvmanager
         return BlockClient(manager, spec, wake, self._link_tls, trace_parents, None, needs, sealed, follow)
 
@@ -314,7 +316,7 @@ def _notes(recording_faults: Mapping[str, str]) -> list[str]:
 
 def _sealed(parts: Parts) -> SealedBlocks | None:
     if parts.kept:
-        return SealedBlocks(parts.kept.seals, parts.kept.report)
+        return SealedBlocks(parts.kept.seals, parts.kept.report, parts.kept.rows)
     return SealedBlocks(parts.proof.seals) if parts.proof else None
 
 

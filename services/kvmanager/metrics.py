@@ -49,7 +49,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Valu
         "quire_kv_cache_usage_perc",
         "Share of the pool's blocks that are held, 0 to 1, in the kind that has the least room.",
         (),
-        lambda session, _: {(): max(kind.device.counts.held / kind.device.total for kind in session.pool.state.kinds)},
+        lambda session, _: {(): session.pool.usage},
     ),
     (
         "quire_kv_held_tokens",

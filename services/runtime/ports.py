@@ -11,9 +11,17 @@ class Ports(NamedTuple):
     http: int = 0
 
 
+class EventPorts(NamedTuple):
+    """The ports of KV events, which an engine does not open by default: routers expect them at these."""
+
+    events: int
+    replay: int
+
+
 GATEWAY = Ports(50051, 9151, 8000)
 ENGINE = Ports(50052, 9152)
 KVMANAGER = Ports(50053, 9153, 8053)
+KV_EVENTS = EventPorts(5557, 5558)
 
 
 def local(port: int) -> str:

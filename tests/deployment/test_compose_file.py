@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.smg import start as start_smg
 from services.engine.settings import EngineSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
@@ -27,7 +28,7 @@ SETTINGS = {"KVMANAGER": KVManagerSettings, "ENGINE": EngineSettings, "GATEWAY":
 VARIABLE = re.compile(r"\$\{([A-Z_]+):?-([^}]*)\}")
 PORTS = {"KVMANAGER": KVMANAGER, "ENGINE": ENGINE, "GATEWAY": GATEWAY}
 PUBLISHED = {"QUIRE_GRPC_PORT": GATEWAY.grpc, "QUIRE_HTTP_PORT": GATEWAY.http, "QUIRE_MAP_PORT": KVMANAGER.http}
-PUBLISHED |= {"QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
+PUBLISHED |= {"QUIRE_SMG_PORT": start_smg.PORT, "QUIRE_PROMETHEUS_PORT": 9090, "QUIRE_GRAFANA_PORT": 3000}
 # Settings that the image, switches or one kind of container set, or that are files, which a container does not have.
 CHOSEN_OTHERWISE = {"log_format", "insecure", "engine_id", "keep_blocks", "pinned_prompts", "api_keys"}
 CHOSEN_OTHERWISE |= {f"tls_{name}" for name in ("certificate", "key", "client_ca")}
@@ -79,7 +80,7 @@ def test_no_container_has_capabilities_or_new_privileges_or_a_public_port(servic
     assert container["cap_drop"] == ["ALL"]
     assert container["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in container.get("ports", []))
-    assert bool(container.get("ports")) == (service in ("kvmanager", "gateway", "prometheus", "grafana"))
+    assert bool(container.get("ports")) == (service in ("kvmanager", "gateway", "smg", "prometheus", "grafana"))
 
 
 @pytest.mark.parametrize("service", FILE["services"])
@@ -112,7 +113,7 @@ def test_every_published_port_is_a_variable() -> None:
 def test_monitoring_is_a_profile_that_is_on_by_default() -> None:
     profiles = {name: service["profiles"] for name, service in FILE["services"].items() if "profiles" in service}
     assert profiles.pop("prometheus") == profiles.pop("grafana") == ["monitoring"]
-    assert profiles == {"engine": ["cpu"], "engine-ranks": ["ranks"], "engine-gpu": ["gpu"]}
+    assert profiles == {"engine": ["cpu"], "engine-ranks": ["ranks"], "engine-gpu": ["gpu"], "smg": ["smg"]}
     assert variables_of(ROOT / ".env")["COMPOSE_PROFILES"] == "cpu,monitoring"
 
 
@@ -293,6 +294,16 @@ def test_the_base_image_is_named_by_its_digest() -> None:
     assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
     assert FILE["x-quire"]["build"]["args"]["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{base}}}"
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.M) == ["${PYTHON_IMAGE}"] * 3 + ["build", "base"]
+
+
+def test_smg_is_built_on_the_same_base_and_what_it_needs_is_pinned() -> None:
+    built = FILE["services"]["smg"]["build"]
+    assert built["args"]["PYTHON_IMAGE"] == FILE["x-quire"]["build"]["args"]["PYTHON_IMAGE"]
+    lines = (ROOT / built["context"] / "requirements.txt").read_text().splitlines()
+    required = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z-]+==[0-9.]+", line) for line in required)
+    shared = [line for line in required if line.startswith("smg-grpc-proto")]
+    assert set(shared) <= set((ROOT / "constraints.txt").read_text().splitlines()), "both sides speak one protocol"
 
 
 def test_the_image_has_the_version_of_the_project() -> None:

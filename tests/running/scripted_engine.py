@@ -190,7 +190,7 @@ def assemble(script: Script, context_tokens: int, settings: EngineSettings) -> N
 def main(metrics_listen: str, context_tokens: int, script: str, prompts: str, **values: Any) -> None:
     """Start an engine that answers by a script. --model is a folder with a tokenizer."""
     settings = settings_from(EngineSettings, values)
-    metrics = EngineMetrics()
+    metrics = EngineMetrics(settings.metrics_compat)
     tokenizer = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json"))
     written = Script(json.loads(Path(script).read_text()), tokenizer, Path(prompts) if prompts else None)
 

@@ -4,12 +4,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from bench.loads.http_server import free_address
 from quire.v1 import gateway_pb2, kvmanager_pb2
 from tests.faults import wait_until
 from tests.load import slow_request
@@ -84,6 +86,65 @@ def test_nothing_is_held_after_a_kill_under_load(served: RunningQuire) -> None:
         assert all(len(answer.result().token_ids) == 40 for answer in answers)
     served.output.wait_for("engine is ready", START_SECONDS, seen)
     assert served.settled_pool().sequences == 0
+
+
+# KV events.
+
+
+Announced = dict[tuple[object, str | None], tuple[object, list[int]]]
+
+
+def announced(address: str) -> Announced:
+    """Return the hash and medium of each block in the snapshot of an engine, with its parent's hash and its tokens."""
+    zmq = pytest.importorskip("zmq")
+    pytest.importorskip("msgspec")
+    from services.engine.events.vllm_format import BlockStored, decode
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, CALL_SECONDS * 1000
+        socket.connect(f"tcp://{address}")
+        socket.send_multipart([b"", bytes(8), b"snapshot"])
+        socket.recv_multipart()  # its description
+        found: Announced = {}
+        while (frames := socket.recv_multipart())[-1]:
+            for event in decode(frames[-1]):
+                if isinstance(event, BlockStored):
+                    parents = [event.parent_block_hash, *event.block_hashes]
+                    for at, (parent, block) in enumerate(pairwise(parents)):
+                        tokens = event.token_ids[at * event.block_size : (at + 1) * event.block_size]
+                        found[block, event.medium] = parent, tokens
+        return found
+
+
+def chain(blocks: Announced) -> list[int]:
+    """Return the tokens of the chain of PROMPT's blocks."""
+    tokens: list[int] = []
+    parent: object = None
+    children = {(before, tuple(own)): block for (block, _), (before, own) in blocks.items()}
+    for start in range(0, WHOLE, 16):
+        own = tuple(PROMPT[start : start + 16])
+        parent = children[parent, own]
+        tokens += own
+    return tokens
+
+
+def test_a_successor_of_a_killed_engine_announces_the_blocks_that_it_adopted(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    replay = free_address()
+    events = ("--kv-events-listen", free_address(), "--kv-events-replay-listen", replay)
+    pool = ("--device-blocks", "64", "--host-blocks", "32", "--dtype", "float32")
+    served = start_quire("--model", str(tiny_model("llama")), *pool, *events)
+    served.generate(request())
+    before = announced(replay)
+    assert chain(before) == PROMPT[:WHOLE]
+    kill_engine(served)
+    assert announced(replay) == before
+    shown = Scrape.of(engine_metrics(served))
+    assert sum(shown.values("quire_kept_blocks_adopted", "tier").values()) >= len(before)
+    assert shown.value("quire_kept_blocks_unannounced") == 0
+    assert served.generate(request()).started.cached_tokens == WHOLE
+    assert served.close() == 0
 
 
 # One engine without a supervisor.

@@ -16,6 +16,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{ include "quire.kvmanagerFaults" . }}
 {{ include "quire.routeFaults" . }}
 {{ include "quire.fetchFaults" . }}
+{{ include "quire.routerFaults" . }}
 {{- end }}
 
 {{- define "quire.drainFaults" -}}
@@ -26,7 +27,7 @@ a refused install is better than one that blocks, or that loses requests in a dr
 {{- $needed := include "quire.drainSeconds" $component | int }}
 {{- with int .values.terminationGracePeriodSeconds }}
 {{- if le . $needed }}
-{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s ({{ if include "quire.hasSidecar" $component }}kvmanager.{{ end }}settings.grace_seconds{{ if $one.values.preStopSeconds }} and preStopSeconds{{ end }}): Kubernetes would kill it before its end
+{{ $key }}.terminationGracePeriodSeconds is {{ . }}, but the pod drains for {{ $needed }} s ({{ if include "quire.hasSidecar" $component }}kvmanager.{{ end }}settings.grace_seconds{{ if include "quire.preStopSeconds" $component | int }} and preStopSeconds{{ end }}): Kubernetes would kill it before its end
 {{- end }}
 {{- end }}
 {{- end }}

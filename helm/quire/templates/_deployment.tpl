@@ -7,6 +7,8 @@ The Deployment of a component, or the LeaderWorkerSet of an engine whose ranks a
   values      of the component
   settings    what the chart itself decides of its settings; the others come from its values
   otherRank   true in the pods without rank 0, which serve nothing
+  sidecar     true for a service beside the engine in its pod
+  portPrefix  of the names of such a service's ports
   labels      additional labels that distinguish its pods from those of other models
   strategy    how pods are replaced
 */}}
@@ -46,9 +48,12 @@ spec:
 {{- define "quire.podTemplate" -}}
 {{- $values := .values }}
 metadata:
-  {{- if or $values.podAnnotations $values.pinnedPrompts }}
+  {{- $routers := include "quire.routerMetadata" . | fromJson }}
+  {{- $annotations := deepCopy $values.podAnnotations }}
+  {{- $_ := include "quire.overlay" (dict "base" $annotations "over" $routers.annotations) }}
+  {{- if or $annotations $values.pinnedPrompts }}
   annotations:
-    {{- with $values.podAnnotations }}
+    {{- with $annotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- with $values.pinnedPrompts }}
@@ -58,6 +63,7 @@ metadata:
   {{- end }}
   labels:
     {{- $labels := deepCopy $values.podLabels }}
+    {{- $_ := include "quire.overlay" (dict "base" $labels "over" $routers.labels) }}
     {{- $_ := include "quire.overlay" (dict "base" $labels "over" (include "quire.podLabels" . | fromYaml)) }}
     {{- $_ := include "quire.overlay" (dict "base" $labels "over" .labels) }}
     {{- toYaml $labels | nindent 4 }}
@@ -79,9 +85,9 @@ initContainers:
 containers:
   - name: {{ .component }}
     {{- include "quire.container" . | trim | nindent 4 }}
-  {{- if include "quire.hasSidecar" . }}
-  - name: kvmanager
-    {{- include "quire.container" (merge (dict "root" $root) (include "quire.sidecar" . | fromJson)) | trim | nindent 4 }}
+  {{- range include "quire.sidecars" . | fromJsonArray }}
+  - name: {{ .component }}
+    {{- include "quire.container" (merge (dict "root" $root) .) | trim | nindent 4 }}
   {{- end }}
   {{- with $values.extraContainers }}
   {{- toYaml . | nindent 2 }}
@@ -187,7 +193,8 @@ env:
         fieldPath: metadata.name
   {{- end }}
   {{- /* toJson, because Helm itself writes the number 1000000 as 1e+06. */}}
-  {{- range $settings := list (include "quire.listening" . | fromJson) .settings (include "quire.tlsSettings" . | fromJson) $values.settings }}
+  {{- $events := include "quire.eventSettings" . | fromJson }}
+  {{- range $settings := list (include "quire.listening" . | fromJson) .settings $events (include "quire.tlsSettings" . | fromJson) $values.settings }}
   {{- range $setting, $value := $settings }}
   - name: QUIRE_{{ upper $component }}_{{ upper $setting }}
     value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
@@ -203,12 +210,16 @@ envFrom:
 {{- if not .otherRank }}
 ports:
   {{- range $name, $port := get (include "quire.ports" $root | fromJson) $component }}
-  - name: {{ if $.sidecar }}kv-{{ end }}{{ $name }}
+  - name: {{ $.portPrefix }}{{ $name }}
+    containerPort: {{ $port }}
+  {{- end }}
+  {{- range $name, $port := include "quire.eventPorts" . | fromJson }}
+  - name: {{ $name }}
     containerPort: {{ $port }}
   {{- end }}
 {{ include "quire.probes" . | trim }}
 {{- end }}
-{{- with $values.preStopSeconds }}
+{{- with include "quire.preStopSeconds" . | int }}
 # The pod serves until load balancers have removed it, which takes a while after its deletion.
 lifecycle:
   preStop:
@@ -231,7 +242,7 @@ resources:
 securityContext:
   {{- toYaml $security | nindent 2 }}
 volumeMounts:
-  - name: {{ if .sidecar }}kvmanager-{{ end }}tmp
+  - name: {{ include "quire.volumePrefix" . }}tmp
     mountPath: /tmp
   {{- if eq $component "engine" }}
   - name: model-cache
@@ -252,6 +263,9 @@ volumeMounts:
   - name: api-keys
     mountPath: /etc/quire-keys
     readOnly: true
+  {{- end }}
+  {{- with include "quire.eventKeysMount" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with include "quire.tlsVolumeMounts" . | trim }}
   {{- . | nindent 2 }}
@@ -274,7 +288,7 @@ volumeMounts:
 {{- define "quire.volumes" -}}
 {{- $root := .root }}
 {{- $values := .values }}
-- name: {{ if .sidecar }}kvmanager-{{ end }}tmp
+- name: {{ include "quire.volumePrefix" . }}tmp
   emptyDir: {}
 {{- if eq .component "engine" }}
 - name: model-cache
@@ -311,13 +325,16 @@ volumeMounts:
     secretName: {{ . }}
     defaultMode: 0440
 {{- end }}
+{{- with include "quire.eventKeysVolume" . | trim }}
+{{ . }}
+{{- end }}
 {{- with include "quire.tlsVolumes" . | trim }}
 {{ . }}
 {{- end }}
 {{- with $values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
-{{- if include "quire.hasSidecar" . }}
-{{ include "quire.volumes" (merge (dict "root" $root) (include "quire.sidecar" . | fromJson)) | trim }}
+{{- range include "quire.sidecars" . | fromJsonArray }}
+{{ include "quire.volumes" (merge (dict "root" $root) .) | trim }}
 {{- end }}
 {{- end }}

@@ -96,7 +96,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- if not .Values.kvmanager.map.open }}
 {{- $_ := unset $ports.kvmanager "map" }}
 {{- end }}
-{{- toJson $ports }}
+{{- toJson (omit $ports "events") }}
 {{- end }}
 
 {{/* The gRPC port of a component, from `root` and `component`. */}}
@@ -178,15 +178,46 @@ recognize the pods by it. It is also within the bounds of a LeaderWorkerSet (50)
 {{- end }}
 
 {{/*
-Seconds of the drain of a pod, including the delay before it, from `root`, `component` and `values`. A KV manager beside
-its engine waits for it.
+Seconds of the drain of a pod, including the delay before it, from `root`, `component` and `values`: that of the service
+that needs most.
 */}}
 {{- define "quire.drainSeconds" -}}
-{{- $drain := add (ceil .values.settings.grace_seconds) (default 0 .values.preStopSeconds) }}
-{{- if include "quire.hasSidecar" . }}
-{{- $drain = max $drain (ceil .root.Values.kvmanager.settings.grace_seconds) }}
+{{- $drain := ceil .values.settings.grace_seconds }}
+{{- range include "quire.sidecars" . | fromJsonArray }}
+{{- $drain = max $drain (ceil .values.settings.grace_seconds) }}
 {{- end }}
-{{- $drain }}
+{{- add $drain (include "quire.preStopSeconds" . | int) }}
+{{- end }}
+
+{{/*
+Seconds that a container continues before its drain, until load balancers no longer choose its pod. All containers of a
+pod with a gateway of its own wait, because the gateway needs them.
+*/}}
+{{- define "quire.preStopSeconds" -}}
+{{- if hasKey . "preStopSeconds" }}
+{{- int .preStopSeconds }}
+{{- else if include "quire.hasPodGateway" . }}
+{{- int .root.Values.gateway.preStopSeconds }}
+{{- else }}
+{{- default 0 .values.preStopSeconds | int }}
+{{- end }}
+{{- end }}
+
+{{/* The services beside the engine in its pod, as a JSON list of parameters like those of quire.deployment. */}}
+{{- define "quire.sidecars" -}}
+{{- $sidecars := list }}
+{{- if include "quire.hasSidecar" . }}
+{{- $sidecars = append $sidecars (include "quire.kvmanagerSidecar" . | fromJson) }}
+{{- end }}
+{{- if include "quire.hasPodGateway" . }}
+{{- $sidecars = append $sidecars (include "quire.podGateway" . | fromJson) }}
+{{- end }}
+{{- toJson $sidecars }}
+{{- end }}
+
+{{/* What distinguishes the volumes of a service beside the engine from the engine's own. */}}
+{{- define "quire.volumePrefix" -}}
+{{- if .sidecar }}{{ .component }}-{{ end }}
 {{- end }}
 
 {{/* True if an autoscaler sets the number of pods, from a workload's `values`. */}}

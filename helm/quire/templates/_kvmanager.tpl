@@ -46,13 +46,15 @@ each model. engine: a container in the pod of each engine.
 {{- if and (eq .component "engine") (eq .root.Values.kvmanager.placement "engine") (not .otherRank) }}true{{ end }}
 {{- end }}
 
-{{/* The parameters of the container beside the engine, as those of quire.deployment, from `root`. */}}
-{{- define "quire.sidecar" -}}
+{{/* The parameters of the KV manager's container beside the engine, as those of quire.deployment, from `root`. */}}
+{{- define "quire.kvmanagerSidecar" -}}
 {{- toJson (dict
   "component" "kvmanager"
   "values" .root.Values.kvmanager
   "settings" (include "quire.kvmanagerSettings" .root | fromJson)
   "sidecar" true
+  "portPrefix" "kv-"
+  "preStopSeconds" (include "quire.preStopSeconds" . | int)
 ) }}
 {{- end }}
 

@@ -24,6 +24,11 @@ with its own thresholds.
 {{- $paths = list "rules/alerts.yml" }}
 {{- end }}
 {{- end }}
+{{- range include "quire.engines" . | fromJsonArray }}
+{{- if include "quire.metricsForRouters" . }}
+{{- $paths = list "rules/alerts.yml" }}
+{{- end }}
+{{- end }}
 {{- toJson $paths }}
 {{- end }}
 

@@ -51,7 +51,7 @@ may have another certificate for its clients, at /etc/quire-client-tls.
 
 {{- define "quire.tlsVolumeMounts" -}}
 {{- if .root.Values.tls.enabled }}
-- name: {{ if .sidecar }}kvmanager-{{ end }}tls
+- name: {{ include "quire.volumePrefix" . }}tls
   mountPath: /etc/quire-tls
   readOnly: true
 {{- if eq (include "quire.tlsFolder" .) "/etc/quire-client-tls" }}
@@ -65,7 +65,7 @@ may have another certificate for its clients, at /etc/quire-client-tls.
 {{- define "quire.tlsVolumes" -}}
 {{- if .root.Values.tls.enabled }}
 # Services read updated files again, so new certificates need no new pods.
-- name: {{ if .sidecar }}kvmanager-{{ end }}tls
+- name: {{ include "quire.volumePrefix" . }}tls
   secret:
     secretName: {{ include "quire.tlsSecret" . }}
     defaultMode: 0440

@@ -22,6 +22,11 @@ class CoreBlocks:
         self.attached, self.detached = asyncio.Event(), asyncio.Event()
         self.attached.set()
 
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
+        return self._session.pool.usage
+
     def send(self, step: Step) -> None:
         """Apply a Step."""
         self._answers.append(self._manager.apply(self._session, step).result)

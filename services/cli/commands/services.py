@@ -171,7 +171,7 @@ def engine(metrics_listen: str, **values: Any) -> None:
     place = _placement(settings)
     if place and place.rank:
         sys.exit(_run_rank(settings, place))
-    metrics = EngineMetrics()
+    metrics = EngineMetrics(settings.metrics_compat)
 
     def prepare() -> "Callable[[], Service]":
         local = engine_with_folder(settings)

@@ -38,7 +38,7 @@ class _Indexed(NamedTuple):
 class Announcements:
     """Turns Steps into changes of the announced keys. Belongs to the event loop."""
 
-    def __init__(self, state: PoolState, adopted: Mapping[bytes, Origin], *, salts: bool) -> None:
+    def __init__(self, state: PoolState, adopted: Mapping[bytes, OriginFields], *, salts: bool) -> None:
         """Follow a pool from now on. `adopted` has the origins of keys that it has already.
 
         Keys of unknown origin are not announced; nor are those of chains with a salt, unless `salts`.
@@ -72,6 +72,10 @@ class Announcements:
     def origin(self, key: bytes) -> Origin | None:
         """Return where a key with blocks comes from, None if that is unknown or must not be published."""
         return Origin(*self._keys.origin(key)) if key in self._keys else None
+
+    def fields(self, key: bytes) -> OriginFields | None:
+        """Return the same as plain values, also of keys that the Steps since the last changes have set."""
+        return self._origins.get(key) or self._keys.find(key)
 
     def before(self, step: Step) -> None:
         """Record what a Step that is applied next commits to."""

@@ -1,10 +1,11 @@
 """CURVE keys of KV events: files of keys, and which clients they admit. Needs pyzmq, of the extra `routers`.
 
-A key is a line of 40 characters in Z85. Lines that are empty or begin with # and a space, which Z85 lacks, are skipped. Source: ZeroMQ's RFC 26
-(CurveZMQ), 27 (ZAP) and 32 (Z85).
+A key is a line of 40 characters in Z85. Lines that are empty, or begin with #, as no key does, are skipped.
+Source: ZeroMQ's RFC 26 (CurveZMQ), 27 (ZAP) and 32 (Z85).
 """
 
 import logging
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from services.runtime.file_version import version_of
 from services.runtime.settings import InvalidSetting
 
 _KEY_CHARACTERS, _KEY_BYTES = 40, 32
-_COMMENT = "# "
+_COMMENT = "#"
+_DOMAIN = "quire"  # of ZAP
 
 log = logging.getLogger("quire.engine")
 
@@ -67,7 +69,7 @@ def read_keys(name: str, path: str) -> list[bytes]:
 def _is_key(text: str) -> bool:
     try:
         return len(text) == _KEY_CHARACTERS and len(z85.decode(text)) == _KEY_BYTES
-    except (ValueError, KeyError, OverflowError):
+    except (ValueError, KeyError, struct.error):
         return False
 
 
@@ -114,14 +116,15 @@ class CurveServer:
         """Decide on the clients of a context from now on, on the current event loop. Before it binds a socket."""
         if self._clients:
             self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(context, log=logging.getLogger("quire.zap"))
-            self._authenticator.configure_curve_callback("*", self._clients)
+            self._authenticator.configure_curve_callback(_DOMAIN, self._clients)
             self._authenticator.start()
 
     def protect(self, socket: "zmq.Socket[bytes]") -> None:
         """Encrypt the connections of a socket that is not bound yet."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._keys
-        socket.zap_domain = b"quire"
+        if self._clients:
+            socket.zap_domain = _DOMAIN.encode()
 
     def stop(self) -> None:
         """Decide on no more clients."""

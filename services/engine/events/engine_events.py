@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvmanager import PoolSpec
 from services.engine.events.event_stream import EventStream, beat
-from services.engine.events.origins import Origin
+from services.engine.events.origins import OriginFields
 from services.engine.events.pool_events import Follow, PoolEvents
 from services.engine.events.settings import PUBLISHED, EventSettings
 from services.engine.observer import EventStats
@@ -46,7 +46,7 @@ class EngineEvents:
             await self._publisher.bind()
             log.info("KV events are published at %s", self._publisher.address)
 
-    def follow(self, adopted: Mapping[bytes, Origin]) -> Follow:
+    def follow(self, adopted: Mapping[bytes, OriginFields]) -> Follow:
         """Return what follows the engine's pool. `adopted` has the origins of keys that the pool has already."""
         return partial(PoolEvents, stream=self.stream, adopted=adopted, salts=self._salts)
 

@@ -131,10 +131,10 @@ class EventStream:
 
     def _keep(self, batch: EventBatch) -> None:
         self._history.append(batch)
-        self._blocks += _size(batch.changes)
+        self._blocks += size_of(batch.changes)
         batches, blocks = self._most
         while len(self._history) > batches or (self._blocks > blocks and len(self._history) > 1):
-            self._blocks -= _size(self._history.popleft().changes)
+            self._blocks -= size_of(self._history.popleft().changes)
 
 
 async def beat(stream: EventStream, seconds: float) -> None:
@@ -181,7 +181,8 @@ def pieces(change: KeyChange, most: int) -> Iterator[KeyChange]:
             yield change._replace(parent=parent, keys=keys, token_ids=change.token_ids[start : start + size])
 
 
-def _size(changes: Sequence[KeyChange]) -> int:
+def size_of(changes: Sequence[KeyChange]) -> int:
+    """Return the blocks of changes as batches count them."""
     return sum(map(_blocks_of, changes))
 
 

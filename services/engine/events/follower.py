@@ -41,6 +41,7 @@ class Follower:
         self.expected: int | None = None
         self.lost = 0
         self.restarts = 0
+        self._in_snapshot = False
         self._heard = -1
 
     def missing(self, sequence: int) -> int | None:
@@ -56,12 +57,13 @@ class Follower:
             return 0
         return self.expected if sequence > self.expected else None
 
-    def apply(self, sequence: int, events: Sequence[WireEvent]) -> bool:
+    def apply(self, sequence: int, events: Sequence[WireEvent], *, replayed: bool = False) -> bool:
         """Apply a batch that was heard or replayed; return False if it was applied before."""
-        if self.expected is not None:
-            if sequence < self.expected:
-                return False
-            self.lost += sequence - self.expected if not _clears(events) else 0
+        if self.expected is not None and sequence < self.expected:
+            return False
+        self._in_snapshot = replayed and (self._in_snapshot or _clears(events))
+        if self.expected is not None and not self._in_snapshot:
+            self.lost += sequence - self.expected
         self.held.apply(events)
         self.expected = sequence + 1
         return True

@@ -53,6 +53,10 @@ class KnownKeys:
         """Return where a known key comes from."""
         return self._origins[key]
 
+    def find(self, key: bytes) -> OriginFields | None:
+        """Return where a key comes from, None for an unknown one."""
+        return self._origins.get(key)
+
     def parent(self, key: bytes) -> bytes | None:
         """Return the key before a known one, None for the first of a chain."""
         hashed, first, _, _ = self._origins[key]

@@ -119,7 +119,7 @@ class EventListener:
         if not payload and sequence == END:
             return True
         if not self._describes(payload):
-            self._apply(int.from_bytes(sequence, "big"), payload)
+            self._apply(int.from_bytes(sequence, "big"), payload, replayed=True)
         return False
 
     def _describes(self, payload: bytes) -> bool:
@@ -130,13 +130,13 @@ class EventListener:
             return False
         return True
 
-    def _apply(self, sequence: int, payload: bytes) -> None:
+    def _apply(self, sequence: int, payload: bytes, *, replayed: bool = False) -> None:
         try:
             events = decode(payload)
         except InvalidBatch:
             self.invalid += 1
             return
-        if self.follower.apply(sequence, events):
+        if self.follower.apply(sequence, events, replayed=replayed):
             self._on_batch(sequence, events)
 
     def _connect(self, socket: zmq.asyncio.Socket, address: str) -> None:

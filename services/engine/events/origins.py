@@ -6,26 +6,31 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
-from blocks import Commit, Step, block_key
+from blocks import Commit, Step, block_key, block_keys
 from kvmanager import PoolState
 
 _SALT_BYTES = 16
 
 
-# An Origin as an exact tuple, which the garbage collector does not traverse.
-OriginFields = tuple[bytes, bool, "array[int]", str]
+# An Origin as an exact tuple of plain values, which the garbage collector does not traverse: an array it would.
+OriginFields = tuple[bytes, bool, bytes, str]
 
 
 class Origin(NamedTuple):
     """What a key is the hash of: the parent's key, or the root of its chain if it is the `first`, and the tokens.
 
-    `salt` is a digest of the chain's salt in hexadecimal digits, empty without a salt.
+    `tokens` are C ints. `salt` is a digest of the chain's salt in hexadecimal digits, empty without a salt.
     """
 
     hashed: bytes
     first: bool
-    token_ids: "array[int]"
+    tokens: bytes
     salt: str
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """The tokens."""
+        return array("i", self.tokens)
 
     @property
     def parent(self) -> bytes | None:
@@ -69,12 +74,11 @@ def committed_origins(
 
 def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes, OriginFields]]:
     hashed, first, salt = end
-    tokens = item.token_ids if isinstance(item.token_ids, array) else array("i", item.token_ids)
-    for start in range(0, len(tokens), block_size):
-        own = tokens[start : start + block_size]
-        origin = hashed, first, own, salt
-        hashed, first = block_key(hashed, own), False
-        yield hashed, origin
+    token_ids = item.token_ids if isinstance(item.token_ids, array) else array("i", item.token_ids)
+    tokens, width, start = token_ids.tobytes(), block_size * token_ids.itemsize, 0
+    for key in block_keys(hashed, token_ids, block_size):
+        yield key, (hashed, first, tokens[start : start + width], salt)
+        hashed, first, start = key, False, start + width
 
 
 @lru_cache(4096)

@@ -6,13 +6,15 @@ from blocks import Refusal, Step
 from kvmanager import PoolState
 from services.engine.events.announcements import Announcements
 from services.engine.events.event_stream import EventStream
-from services.engine.events.origins import Origin
+from services.engine.events.origins import OriginFields
 
 
 class PoolEvents:
     """Follows a pool, and publishes what each Step changes in its keys."""
 
-    def __init__(self, state: PoolState, stream: EventStream, adopted: Mapping[bytes, Origin], *, salts: bool) -> None:
+    def __init__(
+        self, state: PoolState, stream: EventStream, adopted: Mapping[bytes, OriginFields], *, salts: bool
+    ) -> None:
         """Publish the keys that the pool has already, and answer requests for snapshots from now on.
 
         `adopted` and `salts` are those of Announcements.

@@ -72,7 +72,7 @@ class _Sockets:
         return first, second
 
     def publish(self, frames: Sequence[bytes]) -> bool:
-        """Pass a message to ZeroMQ, without waiting; return False if it is dropped for a subscriber."""
+        """Pass a message to ZeroMQ, without waiting; return False if a subscriber's queue has become full."""
         try:
             self.events.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
@@ -114,7 +114,7 @@ class EventPublisher:
         self._replays: Replays | None = None
         self._encoder: Encoder | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._dropped = 0
+        self._overflows = 0
         self.address = self.replay_address = ""
 
     async def bind(self) -> None:
@@ -148,7 +148,7 @@ class EventPublisher:
     def _send(self, batch: EventBatch) -> None:
         if self._encoder and self._sockets:
             frames = (self._topic, sequence_bytes(batch.sequence), self._encoder.encode(batch))
-            self._dropped += not self._sockets.publish(frames)
+            self._overflows += not self._sockets.publish(frames)
 
     async def _refresh(self) -> None:
         while self._sockets:
@@ -163,7 +163,7 @@ class EventPublisher:
         connections = self._sockets.connections if self._sockets else {}
         outcomes = self._replays.outcomes if self._replays else Counter[Outcome]()
         return PublisherStats(
-            self._dropped,
+            self._overflows,
             {name: one.count for name, one in connections.items()},
             {name: one.refused for name, one in connections.items()},
             {outcome.value: outcomes[outcome] for outcome in Outcome},

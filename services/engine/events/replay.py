@@ -23,7 +23,7 @@ each 10 ms; without progress for some seconds it is given up, without its end, a
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -141,7 +141,10 @@ class Replays:
             first = stream.next_sequence
             for batch in snapshot(stream, request.first):
                 await self._send_batch(source, request.peer, batch)
-        for batch in _since(stream, first):
+        since = stream.resume(first).batches
+        if since is None:
+            raise _Overtaken
+        for batch in since:  # later ones have reached the subscriber as events
             await self._send_batch(source, request.peer, batch)
         await self._send(request.peer, b"", END, b"")
         return Outcome.SNAPSHOT if whole else Outcome.REPLAYED
@@ -181,15 +184,3 @@ def parse_request(frames: list[bytes]) -> ReplayRequest | None:
     if len(rest) == 3 and rest[2] != SNAPSHOT:
         return None
     return ReplayRequest(peer, int.from_bytes(rest[1], "big"), len(rest) == 3)
-
-
-def _since(stream: EventStream, first: int) -> Iterator[EventBatch]:
-    """Yield batches from a sequence number on, also those that come meanwhile. Raises _Overtaken."""
-    while True:
-        found = stream.resume(first)
-        if found.batches is None:
-            raise _Overtaken
-        if not found.batches:
-            return
-        yield from found.batches
-        first = found.next_sequence

@@ -42,14 +42,14 @@ class Runs:
         return changes
 
     def _add(self, place: KeyPlace, key: bytes, origin: OriginFields) -> None:
-        hashed, first, token_ids, salt = origin
+        hashed, first, own, salt = origin
         keys, tokens, of = self._stored.get(place, _NONE)
         if first or not keys or keys[-1] != hashed or of != salt or len(keys) >= MOST_BLOCKS:
             keys, tokens = [], []
             self._stored[place] = keys, tokens, salt
             self._changes.append(Stored(place, None if first else hashed, keys, tokens, salt))
         keys.append(key)
-        tokens.append(token_ids)
+        tokens.append(array("i", own))
 
     def _remove(self, place: KeyPlace, key: bytes) -> None:
         keys = self._removed.get(place)

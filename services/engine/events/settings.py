@@ -17,11 +17,12 @@ _OF_EVENTS = (Requires("kv_events_listen", without=("",), because="there are no 
 class PublisherStats(NamedTuple):
     """What the sockets of KV events count.
 
-    `dropped` counts batches that at least one subscriber missed because it did not read. `connections` and `refused`
-    are by socket, events or replay; `requests` are those of replays by outcome, `replayed` the batches in answers.
+    `overflows` counts how often a subscriber did not read until its queue was full: it misses what comes next, and
+    ZeroMQ does not say how much. `connections` and `refused` are by socket, events or replay; `requests` are those of
+    replays by outcome, `replayed` the batches in answers.
     """
 
-    dropped: int
+    overflows: int
     connections: Mapping[str, int]
     refused: Mapping[str, int]
     requests: Mapping[str, int]

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from services.engine.events.changes import KeyChange
-from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, sliced
+from services.engine.events.event_stream import MOST_BLOCKS, EventBatch, EventStream, size_of, sliced
 
 # Sizes of batches to choose from, if there are few numbers.
 _SIZES = (MOST_BLOCKS, 4 * MOST_BLOCKS, 16 * MOST_BLOCKS)
@@ -68,10 +68,15 @@ def _joined(
     slices: Generator[list[KeyChange], None, None], most: int
 ) -> Generator[Sequence[KeyChange] | None, None, None]:
     """Yield the changes of slices in parts of about `most` blocks, so that few numbers suffice; None after a slice."""
-    pending: Sequence[KeyChange] = []
+    pending: list[KeyChange] = []
+    blocks = 0
     for changes in slices:
-        *whole, pending = sliced([*pending, *changes], most)
-        yield from whole
+        pending += changes
+        blocks += size_of(changes)
+        if blocks >= most:
+            *whole, rest = sliced(pending, most)
+            yield from whole
+            pending, blocks = list(rest), size_of(rest)
         yield None
     if pending:
         yield pending

@@ -2,7 +2,8 @@
 
 Source: `distributed/kv_events.py` of vLLM 0.32 and 0.33. A batch is an array `[timestamp, events, rank]`, where the
 timestamp is in seconds since 1970. An event is a map with its name as `type` (vLLM since 0.24), or an array that begins
-with its name (before, and for AIBrix and kthena still). Fields at the end that have their defaults are left out.
+with its name (before, and for kthena still). A map has no fields with their defaults, an array has all. Maps may have
+more fields: locality, ownership and session_id since vLLM 0.32, lookahead_token_ids since 0.33, all null by default.
 
 Block hashes are unsigned integers: the low 64 bits of a key, which is how routers shorten longer ones. The rank of data
 parallelism is 0, as vLLM has it without data parallelism: Mooncake reads only batches of three elements, AIBrix none
@@ -26,8 +27,8 @@ _HASH_BYTES = 8
 BlockHash = int | bytes
 
 
-class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Blocks of one chain that are at a medium now. The last field is of vLLM 0.33."""
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False):
+    """Blocks of one chain that are at a medium now."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -40,24 +41,30 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-    lookahead_token_ids: list[list[int]] | None = None
 
 
-class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False):
     """Blocks that are at a medium no longer."""
 
     block_hashes: list[BlockHash]
     medium: str | None
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False):
     """No medium has a block."""
+
+
+class _StoredMap(BlockStored, tag="BlockStored"):
+    pass
+
+
+class _RemovedMap(BlockRemoved, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedMap(AllBlocksCleared, tag="AllBlocksCleared"):
+    pass
 
 
 class _StoredArray(BlockStored, array_like=True, tag="BlockStored"):
@@ -105,7 +112,7 @@ class Encoder:
         """Encode blocks of `block_size` tokens; `kinds` has the kinds of blocks by number."""
         self._block_size = block_size
         self._kinds = kinds
-        self._types = (_StoredArray, _RemovedArray, _ClearedArray) if arrays else _MAPS_OF_EVENTS
+        self._types = (_StoredArray, _RemovedArray, _ClearedArray) if arrays else _MAP_TYPES
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, batch: EventBatch) -> bytes:
@@ -137,9 +144,9 @@ class Encoder:
         )
 
 
-_MAPS_OF_EVENTS = (BlockStored, BlockRemoved, AllBlocksCleared)
+_MAP_TYPES = (_StoredMap, _RemovedMap, _ClearedMap)
 _BATCH = msgspec.msgpack.Decoder(_RawBatch)
-_OF_MAPS = msgspec.msgpack.Decoder(WireEvent)
+_OF_MAPS: msgspec.msgpack.Decoder[WireEvent] = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
 _OF_ARRAYS: msgspec.msgpack.Decoder[WireEvent] = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 
 

@@ -18,10 +18,12 @@ from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.capacity import Capacity
 from engine.schedule.step_plan import Launched, Runner, StepPlan
 from kvmanager import PoolReport
+from services.engine.events.settings import PUBLISHED, EventSettings
 from services.engine.kept.boot import boot_id
 from services.engine.kept.digests import ModelFiles, code_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
+from services.engine.kept.origin_rows import OriginRows, row_bytes
 from services.engine.observer import KeptStats
 
 # For a process that was killed, and whose threads the kernel still ends.
@@ -49,7 +51,8 @@ class KeepingBackend(Protocol):
 class Keeping:
     """The kept memory of an engine. `refused` is why blocks of an earlier process are not used, empty if they are.
 
-    `broken` counts the seals that differ from their checksums.
+    `broken` counts the seals that differ from their checksums. `rows` have what the keys are hashes of, None without KV
+    events.
     """
 
     file: MemoryFile
@@ -58,6 +61,7 @@ class Keeping:
     seals: SealWriter
     refused: str = ""
     broken: int = 0
+    rows: OriginRows | None = None
 
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""
@@ -67,10 +71,13 @@ class Keeping:
             sum(kind.host.sealed_count(resets) for kind in kinds),
         )
         adopted = _keyed(self.report)
-        return KeptStats(_by_tier(sealed), _by_tier(adopted), _by_tier(self.seals.lost), self.refused, self.broken)
+        lost, unknown = _by_tier(self.seals.lost), self.rows.unknown if self.rows else None
+        return KeptStats(_by_tier(sealed), _by_tier(adopted), lost, self.refused, self.broken, unknown)
 
     def end(self, *, keep: bool) -> None:
         """Give the memory up at a planned end, and erase it unless it is to be kept."""
+        if self.rows:
+            self.rows.close()
         if not keep:
             self.file.erase()
         self.file.close()
@@ -97,10 +104,12 @@ def keep(
     identity: KeptIdentity,
     backends: Sequence[KeepingBackend],
     clock: Callable[[], float] | None = None,
+    events: EventSettings | None = None,
 ) -> Keeping:
     """Map a memory, and let the backend of each kind use it. Raises InvalidSetting if there is no room for it.
 
-    `clock` measures the checksums of the identity, in seconds.
+    `clock` measures the checksums of the identity, in seconds. With KV events there are rows behind the blocks; without
+    them, those of an earlier process are erased.
     """
     different, broken = file.difference(identity), 0
     if different == "":
@@ -113,10 +122,12 @@ def keep(
         log.warning("the kept blocks differ in %s: they are erased", different)
     if different != "":
         file.make(identity)
+    beside = _mapped_rows(file, identity, events)
     memory = file.map(identity)
     seals = SealWriter(memory, clock if identity.checksums else None)
     _opened.clear()
     report = kept_report(memory)
+    rows = OriginRows(beside, identity, report, salts=_has_salts(events)) if beside else None
     for backend, kind in zip(backends, memory.kinds, strict=True):
         backend.use(kind.cache, kind.host_cache)
     if different == "":
@@ -125,7 +136,20 @@ def keep(
             log.warning("%d device blocks and %d host blocks stay withheld", *withheld)
         if broken:
             log.error("broken seals, whose blocks are computed again: %d", broken)
-    return Keeping(file, memory, report, seals, different or "", 0 if different else broken)
+        if rows and rows.unknown:
+            log.info("no KV event tells of %d kept blocks, whose tokens are unknown", rows.unknown)
+    return Keeping(file, memory, report, seals, different or "", 0 if different else broken, rows)
+
+
+def _mapped_rows(file: MemoryFile, identity: KeptIdentity, events: EventSettings | None) -> memoryview | None:
+    if events and events.has_events:
+        return file.map_behind(identity, row_bytes(identity))
+    file.erase_behind(identity)
+    return None
+
+
+def _has_salts(events: EventSettings | None) -> bool:
+    return events is not None and events.kv_events_salts == PUBLISHED
 
 
 def _keyed(report: PoolReport) -> tuple[int, int]:

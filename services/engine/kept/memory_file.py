@@ -112,11 +112,34 @@ class MemoryFile:
             self._map.madvise(MADV_HUGEPAGE)
         return KeptMemory.mapped(memoryview(self._map), identity)
 
-    def _mapped(self, size: int) -> mmap:
+    def map_behind(self, identity: KeptIdentity, size: int) -> memoryview:
+        """Map `size` bytes behind the memory of this identity, zeros unless an earlier process wrote there.
+
+        They are erased with the rest. Raises InvalidSetting without room.
+        """
+        start = kept_bytes(identity)
+        try:
+            os.posix_fallocate(self._descriptor, start, size)
+        except OSError as error:
+            self.erase_behind(identity)
+            fault = f"has no room for {start + size} bytes: {error.strerror or error}"
+            raise InvalidSetting(f"keep_blocks is {str(self.path)!r}, which {fault}") from error
+        mapped = self._mapped(size, start)
+        mapped.madvise(MADV_DONTFORK)
+        mapped.madvise(MADV_DONTDUMP)
+        return memoryview(mapped)
+
+    def erase_behind(self, identity: KeptIdentity) -> None:
+        """Free all pages behind the memory of this identity."""
+        start, end = kept_bytes(identity), os.fstat(self._descriptor).st_size
+        if start < end:
+            _punch(self._descriptor, start, end - start)
+
+    def _mapped(self, size: int, start: int = 0) -> mmap:
         # A map keeps a copy of its descriptor, which a forked child would have too: with the lock, if it were this one.
         own = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return mmap(own, size, MAP_SHARED, PROT_READ | PROT_WRITE)
+            return mmap(own, size, MAP_SHARED, PROT_READ | PROT_WRITE, offset=start)
         finally:
             os.close(own)
 
@@ -124,7 +147,7 @@ class MemoryFile:
         """Free all pages: the memory contains nothing any more, and its size stays."""
         size = os.fstat(self._descriptor).st_size
         if size:
-            _punch(self._descriptor, size)
+            _punch(self._descriptor, 0, size)
 
     def close(self) -> None:
         """Give up lock and file; a mapping stays until nothing refers to it."""
@@ -200,9 +223,9 @@ def _check_in_memory(path: Path, descriptor: int) -> None:
         raise InvalidSetting(f"keep_blocks is {str(path)!r}, which is on a disk: give a file in tmpfs or hugetlbfs")
 
 
-def _punch(descriptor: int, size: int) -> None:
-    """Free the pages of a file. Raises OSError."""
+def _punch(descriptor: int, start: int, size: int) -> None:
+    """Free pages of a file. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(size)):
+    if libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(size)):
         fault = ctypes.get_errno()
         raise OSError(fault, os.strerror(fault))

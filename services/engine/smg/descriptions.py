@@ -11,19 +11,23 @@ from quire.v1 import decoding_pb2, engine_pb2
 from services.models.files.bounded_json import InvalidModelFile, read_configuration
 
 _CONFIG = "config.json"
+# A path that exists nowhere. smg would take a tokenizer from a folder of its own machine, or from the Hugging Face Hub
+# by a name; after looking for this one in vain it asks the engine.
+_NO_PATH = "/nonexistent/"
 
 
 def model_info(
     engine: engine_pb2.GetEngineResponse, folder: Path, eos_token_ids: Collection[int]
 ) -> smg_pb.GetModelInfoResponse:
-    """Describe the model. smg receives its tokenizer from the engine, so no path of this machine is in it."""
+    """Describe the model. Its paths lead nowhere, so that smg receives the tokenizer from the engine."""
     config = _configuration(folder / _CONFIG)
     return smg_pb.GetModelInfoResponse(
-        model_path=engine.model,
+        model_path=_NO_PATH + engine.model,
         is_generation=True,
         max_context_length=engine.context_tokens,
         vocab_size=engine.vocabulary_size,
         served_model_name=engine.model,
+        tokenizer_path=_NO_PATH + engine.model,
         model_type=str(config.get("model_type", "")),
         architectures=_texts(config.get("architectures")),
         eos_token_ids=sorted(eos_token_ids),

@@ -5,7 +5,6 @@ admission, so all requests are of one tenant without a salt.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -36,7 +35,7 @@ from services.engine.smg.tokenizer_archive import archive_pieces, tokenizer_arch
 from services.runtime.errors import InvalidField, RequestExists, ServiceError, SlowClient, Unavailable, UnsupportedField
 from services.runtime.service import Readiness
 from services.runtime.statuses import abort_on_error
-from services.wire.duration import duration
+from services.wire.duration import MAX_SECONDS, duration
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -162,12 +161,17 @@ class SmgServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc
             return smg_pb.AbortResponse()
 
     async def HealthCheck(  # noqa: N802
-        self, _request: smg_pb.HealthCheckRequest, _context: Context
+        self, _request: smg_pb.HealthCheckRequest, context: Context
     ) -> smg_pb.HealthCheckResponse:
-        """Report whether requests are accepted, and if not why."""
-        if fault := self._fault():
-            return smg_pb.HealthCheckResponse(healthy=False, message=fault)
-        return smg_pb.HealthCheckResponse(healthy=True, message="the engine is ready")
+        """Report whether requests are accepted, and if not why.
+
+        UNAVAILABLE while the model is loaded: smg adds a worker that answers, and asks for its model only then.
+        """
+        async with abort_on_error(context):
+            self._loaded()
+            if fault := self._fault():
+                return smg_pb.HealthCheckResponse(healthy=False, message=fault)
+            return smg_pb.HealthCheckResponse(healthy=True, message="the engine is ready")
 
     async def GetModelInfo(  # noqa: N802
         self, _request: smg_pb.GetModelInfoRequest, context: Context
@@ -267,8 +271,6 @@ class SmgServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc
 
     def _fault(self) -> str:
         """Return why requests are not accepted; empty if they are."""
-        if self._engine is None:
-            return _LOADING
         if self._readiness.retired:
             return _DRAINING
         return "" if self._readiness.ready else "the engine is not attached to its KV manager"
@@ -282,7 +284,7 @@ def _limits(engine: ServedEngine) -> Limits:
 def _add_context(submission: engine_pb2.Submission, context: Context) -> None:
     """Add the deadline of a call, and its trace."""
     seconds = context.time_remaining()
-    if seconds is not None and math.isfinite(seconds):
+    if seconds is not None and seconds < MAX_SECONDS:  # more: gRPC's time for none
         submission.timeout.CopyFrom(duration(seconds))
     for name, value in context.invocation_metadata() or ():
         if name == _TRACE_PARENT and isinstance(value, str):

@@ -176,5 +176,6 @@ def _decimal(value: float) -> float:
 
 def _invalid(message: str, field: str) -> InvalidField:
     """Return an error with smg's name of a field of Sampling or Stopping."""
-    name = _PREFIX + _OWN_NAMES.get(field.partition("[")[0], field)
+    own, bracket, place = field.partition("[")
+    name = _PREFIX + _OWN_NAMES.get(own, own) + bracket + place
     return InvalidField(message.replace(field, name, 1), name)

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from services.engine.events.event_stream import EventBatch, EventStream
 
-_NONE = 0
-
 
 class Subscriber:
     """Queues batches for one subscriber, and reads from the stream's history what the queue does not hold."""
 
     def __init__(self, stream: EventStream, most_batches: int, first: int) -> None:
-        """Begin at sequence number `first`, 0 for none; at most `most_batches` wait."""
+        """Begin at sequence number `first`; 0, as every number of another process, needs a snapshot first."""
         self._stream = stream
         self._most_batches = most_batches
         self._next = first
@@ -28,7 +26,7 @@ class Subscriber:
         self._woken.clear()
         if not self._behind:
             batches = list(self._waiting)
-        elif self._next == _NONE or (kept := self._stream.resume(self._next).batches) is None:
+        elif (kept := self._stream.resume(self._next).batches) is None:
             return None
         else:
             batches, self._behind = kept, False

@@ -118,7 +118,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
         _verified(settings, loaded.weights).add(folder, kernels, VerifiedModel.of(loaded))
     costs = PreemptionCosts(seconds_per_swapped_block(chosen.backend))  # before blocks that must not be overwritten
     computed_by, checksum = _computed_by(chosen, kernels), _checksum(settings, device)
-    kept_blocks = _kept(kept_place, loaded, capacity, chosen, computed_by, checksum) if kept_place else None
+    kept_blocks = _kept(kept_place, settings, loaded, capacity, chosen, computed_by, checksum) if kept_place else None
     withheld = kept_blocks.report.withheld if kept_blocks else ((),)
     order = {"ahead": chosen.ahead, "counts_tokens": sampler.counts_tokens}
     scheduler = Scheduler(capacity, settings.limits(), costs, withheld=withheld, **order)
@@ -174,6 +174,7 @@ def _kept_place(settings: EngineSettings, device: torch.device) -> tuple[MemoryF
 
 def _kept(
     place: tuple[MemoryFile, ModelFiles],
+    settings: EngineSettings,
     loaded: LoadedModel,
     capacity: Capacity,
     chosen: BackendChoice,
@@ -182,7 +183,7 @@ def _kept(
 ) -> Keeping:
     file, weights = place
     identity = identity_of(loaded, weights, capacity, chosen.of_kinds, computed_by, checksum)
-    return keep(file, identity, chosen.of_kinds, time.perf_counter)
+    return keep(file, identity, chosen.of_kinds, time.perf_counter, settings)
 
 
 def _computed_by(chosen: BackendChoice, kernels: Kernels | None) -> str:

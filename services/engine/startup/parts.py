@@ -10,6 +10,7 @@ from engine.proof.block_proof import BlockProof
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Runner
 from kvmanager import PoolReport, PoolSpec
+from services.engine.kept.origin_rows import OriginRows
 from services.engine.observer import KeptStats, RankStats
 from services.engine.settings import EngineSettings
 
@@ -69,6 +70,10 @@ class Kept(Protocol):
     def seals(self) -> SealWriter:
         """The writer of its seals."""
 
+    @property
+    def rows(self) -> OriginRows | None:
+        """What the keys of its blocks are hashes of, None without KV events."""
+
     def stats(self) -> KeptStats:
         """Return the numbers of its blocks."""
 
@@ -121,6 +126,10 @@ class BlockLink(BlockManager, Protocol):
     @property
     def sessions(self) -> int:
         """Number of times that the pool was attached."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool's device blocks that are held, 0 to 1, in the kind that has the least room."""
 
     async def run(self) -> None:
         """Keep the connection until cancelled."""

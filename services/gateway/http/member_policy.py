@@ -90,9 +90,7 @@ CHATS: Mapping[str, UnusedMember] = {
         refuses_others=True,
         instead="tool_choice",
     ),
-    "separate_reasoning": UnusedMember(
-        Literal[True], "true", "thoughts are a member of their own", refuses_others=True
-    ),
+    "separate_reasoning": UnusedMember(Literal[True], "true", "thoughts are set apart", refuses_others=True),
     "stream_reasoning": UnusedMember(Literal[True], "true", "thoughts are streamed", refuses_others=True),
 }
 MESSAGES: Mapping[str, UnusedMember] = {

@@ -6,11 +6,14 @@ from prometheus_client import Metric
 
 from services.runtime.metrics.vllm_names import COUNTERPARTS, Counterpart
 
-_BY_NAME = {counterpart.ours: counterpart for counterpart in COUNTERPARTS}
+_BY_NAME = {counterpart.ours: counterpart for counterpart in COUNTERPARTS if not counterpart.shown_by_engine}
 
 
 def with_counterparts(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Yield all metrics, and those that vLLM has again under each of vLLM's names."""
+    """Yield all metrics, and those that vLLM has again under each of vLLM's names.
+
+    The engine yields those that only its page shows under vLLM's names.
+    """
     for metric in metrics:
         yield metric
         if counterpart := _BY_NAME.get(metric.name):

@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from services.runtime.metrics.compatible_names import with_counterparts
+from services.runtime.metrics.vllm_names import VLLM
 
 # Work between two pauses. Other tasks may need several turns of the event loop, and get them during a pause.
 _SLICE_SECONDS = 0.0005
@@ -50,7 +51,7 @@ class MetricsPage:
         async with self._one_at_a_time:
             await self._exposition.prepare()
             metrics: Iterable[Metric] = self._exposition.registry.collect()
-            if self._exposition.compat == "vllm":
+            if self._exposition.compat == VLLM:
                 metrics = with_counterparts(metrics)
             return b"".join([part async for part in _with_pauses(_written(metrics))])
 

@@ -7,7 +7,8 @@ table, as an alternative to that setting.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-COMPAT = ("none", "vllm")
+VLLM = "vllm"
+COMPAT = ("none", VLLM)
 METRICS_COMPAT = "Additional names of metrics: vllm, or none."
 
 
@@ -16,13 +17,16 @@ class Counterpart:
     """A metric of Quire, and its current and former names in vLLM, without the prefixes `quire_` and `vllm:`.
 
     `kind` is gauge, counter, histogram or info. Counters are named without `_total`, infos without `_info`. `words`
-    maps label values to vLLM's, for labels where they differ; values without counterpart are not exported.
+    maps label values to vLLM's, for labels where they differ; values without counterpart are not exported. With
+    `shown_by_engine` vLLM's names are on the engine's page, whichever service has Quire's: routers choose between
+    engines by one page of each.
     """
 
     kind: str
     name: str
     older: tuple[str, ...] = ()
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    shown_by_engine: bool = False
 
     @property
     def ours(self) -> str:
@@ -53,8 +57,8 @@ COUNTERPARTS = (
     Counterpart("gauge", "num_requests_running"),
     Counterpart("gauge", "num_requests_waiting"),
     Counterpart("gauge", "num_requests_waiting_by_reason"),
-    Counterpart("gauge", "kv_cache_usage_perc", ("gpu_cache_usage_perc",)),
-    Counterpart("info", "cache_config"),
+    Counterpart("gauge", "kv_cache_usage_perc", ("gpu_cache_usage_perc",), shown_by_engine=True),
+    Counterpart("info", "cache_config", shown_by_engine=True),
     Counterpart("histogram", "kv_block_lifetime_seconds"),
     Counterpart("histogram", "kv_block_idle_before_evict_seconds"),
     Counterpart("histogram", "kv_block_reuse_gap_seconds"),
@@ -86,3 +90,9 @@ COUNTERPARTS = (
     Counterpart("histogram", "request_params_n"),
     Counterpart("histogram", "request_prefill_kv_computed_tokens"),
 )
+
+
+def shown_by_engine(name: str) -> tuple[str, ...]:
+    """Return vLLM's names of a metric that only the engine shows under them, given without prefix."""
+    (found,) = (one.theirs for one in COUNTERPARTS if one.shown_by_engine and one.name == name)
+    return found

@@ -210,6 +210,7 @@ def test_each_workload_selects_its_own_pods_and_each_service_those_of_its_compon
             pod["metadata"]["labels"]
             for pod in pods(own).values()
             if component_of(service) in {one["name"] for one in pod["spec"]["containers"]}
+            and component_of(pod) == selector["app.kubernetes.io/component"]
         ]
         if "quire-model" in selector:
             of_component = [one for one in of_component if one["quire-model"] == selector["quire-model"]]

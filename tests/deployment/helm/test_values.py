@@ -45,6 +45,8 @@ def test_every_setting_is_in_the_schema_with_its_bounds_or_is_set_by_the_chart(c
     set_by_the_chart = {
         *("listen", "http_listen", "metrics_listen", "map_listen", "kvmanager", "engines", "model", "engine_id"),
         *("keep_blocks", "pinned_prompts", "api_keys", "insecure"),
+        *("kv_events_listen", "kv_events_replay_listen", "kv_events_insecure"),
+        *("kv_events_curve_key", "kv_events_curve_clients"),
         *("tls_certificate", "tls_key", "tls_client_ca"),
         *("link_ca", "link_certificate", "link_key", "link_server_name"),
     }
@@ -143,6 +145,8 @@ FETCH = {
 HTTP_ROUTE = nested("gateway", {"routes": {"http": {"enabled": True, "parentRefs": [{"name": "a"}]}}, "insecure": True})
 GRPC_ROUTE = nested("gateway", {"routes": {"grpc": {"enabled": True, "parentRefs": [{"name": "a"}]}}, "insecure": True})
 INGRESS = nested("gateway", {"ingress": {"enabled": True, "hosts": ["a.org"]}, "insecure": True})
+POOL = {"engine": {"inferencePool": {"enabled": True}}, "gateway": {"insecure": True}}
+EVENTS = nested("engine.kvEvents", {"enabled": True, "insecure": True})
 PEER = [{"podSelector": {"matchLabels": {"app": "other"}}}]
 
 # For each value a different one, and the values that it needs to have an effect.
@@ -184,6 +188,7 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
     "networkPolicy.clients": (PEER, POLICY),
     "networkPolicy.metrics": (PEER, POLICY),
     "networkPolicy.map": (PEER, merged(POLICY, MAP)),
+    "networkPolicy.routers": (PEER, POLICY),
     "networkPolicy.dns": (PEER, POLICY),
     "networkPolicy.modelSources": ([], POLICY),
     "networkPolicy.extraEgress": ([{"ports": [{"port": 4317}]}], POLICY),
@@ -225,6 +230,13 @@ OTHER_VALUES: dict[str, tuple[Any, Object]] = {
         29600,
         {"engine": {"settings": {"tensor_parallel": 2, "grace_seconds": 20}, "ranks": {"pods": 2}}},
     ),
+    "engine.podGateway.resources": ({"limits": {"cpu": 1}}, nested("engine.podGateway.enabled", True)),
+    "engine.inferencePool.endpointPicker.name": ("other", POOL),
+    "engine.inferencePool.endpointPicker.port": (9, POOL),
+    "engine.inferencePool.endpointPicker.failureMode": ("FailOpen", POOL),
+    "engine.kvEvents.enabled": (True, EVENTS),
+    "engine.kvEvents.curve.existingSecret": ("other", nested("engine.kvEvents.enabled", True)),
+    "engine.kvEvents.insecure": (True, EVENTS),
     "engine.runtimeClassName": ("other", {}),
     "engine.writableRootFilesystem": (True, {}),
     "engine.autoscaling.waitingRequests": (9, ENGINE_HPA),
@@ -307,11 +319,17 @@ for _component in TYPES:
 # Values that change no render.
 ALLOWS = {"gateway.insecure": "allows a public gateway, which is refused without it: see test_refusals.py"}
 # Values that change objects of several components.
-ACROSS = {"kvmanager.placement": ("engine", {})}
+ACROSS = {
+    "kvmanager.placement": ("engine", {}),
+    "engine.podGateway.enabled": (True, {}),
+    "engine.inferencePool.enabled": (True, {"gateway": {"insecure": True}}),
+    "engine.aibrix.enabled": (True, {}),
+}
 # Values that are part of what they need.
 SWITCHES = {
     *("tls.enabled", "tls.certManager.enabled", "engine.autoscaling.keda.enabled"),
     *("gateway.routes.http.enabled", "gateway.routes.grpc.enabled"),
+    *("engine.kvEvents.enabled", "engine.kvEvents.insecure", "engine.kvEvents.curve.existingSecret"),
 }
 
 

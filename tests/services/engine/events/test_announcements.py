@@ -1,5 +1,6 @@
 """What is announced equals what a prompt can hit, after random Steps of every kind."""
 
+import gc
 from functools import cached_property
 
 from hypothesis import strategies as st
@@ -240,3 +241,11 @@ def test_nothing_is_kept_of_a_key_that_has_no_block():
     step(frees=[Free(1, FreeReason.FINISHED)], pins=[Reset()])
     assert [announcements.origin(key) for key in stored.keys] == [None, None]
     assert len(announcements._keys) == 0
+
+
+def test_known_keys_are_no_work_of_the_garbage_collector():
+    _, announcements, step = followed_pool()
+    step(allocates=[allocate(1, [1, 2, 3, 4, 5])])
+    (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
+    gc.collect()
+    assert not any(gc.is_tracked(announcements.fields(key)) for key in stored.keys)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from blocks import block_key
 from engine.errors import ModelUnsupported
 from engine.kept.kept_memory import KeptMemory
+from engine.kept.seal_writer import SealChanges, TierChanges
 from engine.kept.seals import Sealing
 from engine.native.formats.safetensors_files import INDEX
+from services.engine.events.origins import Origin, salt_digest
 from services.engine.kept.digests import FileDigests, ModelFiles
+from services.engine.kept.keeping import Keeping
 from services.engine.kept.places import erase_left
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
@@ -137,6 +142,93 @@ def test_a_damaged_memory_is_erased(model: Path, path: Path, damage: str) -> Non
     assert again.kept.refused == "damage"
     assert again.kept.report.device.keyed == {}
     again.kept.end(keep=False)
+
+
+EVENTS = {"kv_events_listen": "127.0.0.1:0"}
+
+
+def kept_with(model: Path, path: Path, **settings: Any) -> Keeping:
+    """Assemble an engine, and return its kept memory."""
+    given: dict[str, Any] = {"device_blocks": 32, "block_size": 4, "attention_backend": "torch", **settings}
+    kept = assemble(EngineSettings(model=str(model), keep_blocks=str(path), **given)).kept
+    assert kept is not None
+    return kept
+
+
+def seal_with_row(kept: Keeping, block: int, origin: Origin) -> bytes:
+    """Seal a block with its row, as an answer with its key does."""
+    key = block_key(origin.hashed, origin.token_ids)
+    sealing = Sealing(key, 0, 0)
+    kept.memory.kinds[0].device.seal(block, sealing)
+    if kept.rows is not None:
+        no_copies: list[Any] = [None]
+        kept.rows.record(SealChanges(TierChanges(sealed={block: sealing})), no_copies, {key: origin}.get)
+    return key
+
+
+FIRST = Origin(bytes(31) + b"r", True, array("i", [1, 2, 3, 4]).tobytes(), "")
+SALTED = Origin(bytes(31) + b"s", True, array("i", [5, 6, 7, 8]).tobytes(), salt_digest(b"salt"))
+
+
+def test_the_successor_of_an_engine_with_events_knows_what_the_keys_are_hashes_of(model: Path, path: Path) -> None:
+    kept = kept_with(model, path, **EVENTS)
+    origins = {seal_with_row(kept, 1, FIRST): FIRST, seal_with_row(kept, 2, SALTED): SALTED}
+    kept.end(keep=True)
+    again = kept_with(model, path, **EVENTS)
+    assert again.rows is not None
+    assert (again.refused, again.rows.take_adopted(), again.stats().unknown) == ("", origins, 0)
+    again.end(keep=True)
+    public = kept_with(model, path, **EVENTS, kv_events_salts="omitted")
+    assert public.rows is not None
+    assert (list(public.rows.take_adopted().values()), public.stats().unknown) == ([FIRST], 1)
+    public.end(keep=False)
+    assert path.stat().st_blocks == 0
+
+
+def test_turning_events_on_and_off_keeps_the_blocks_and_no_tokens(
+    model: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "quire.engine")
+    kept = kept_with(model, path)
+    key = seal_with_row(kept, 1, FIRST)
+    kept.end(keep=True)
+    of_an_earlier_version = path.stat().st_size
+    on = kept_with(model, path, **EVENTS)
+    assert on.rows is not None
+    assert (on.refused, on.report.device.keyed, on.rows.take_adopted(), on.stats().unknown) == ("", {1: key}, {}, 1)
+    assert "no KV event tells of 1 kept blocks, whose tokens are unknown" in caplog.text
+    seal_with_row(on, 1, FIRST)
+    on.end(keep=True)
+    assert path.stat().st_size > of_an_earlier_version
+    off = kept_with(model, path)
+    assert (off.refused, off.report.device.keyed, off.rows, off.stats().unknown) == ("", {1: key}, None, None)
+    assert path.stat().st_blocks * 512 <= of_an_earlier_version
+    off.end(keep=True)
+    on = kept_with(model, path, **EVENTS)
+    assert on.rows is not None
+    assert (on.refused, on.rows.take_adopted()) == ("", {})
+    on.end(keep=False)
+
+
+def test_nothing_is_written_behind_a_memory_that_was_erased(model: Path, path: Path) -> None:
+    kept = kept_with(model, path, **EVENTS)
+    kept.end(keep=False)
+    rows = kept.rows
+    assert rows is not None
+    key = block_key(FIRST.hashed, FIRST.token_ids)
+    no_copies: list[Any] = [None]
+    rows.record(SealChanges(TierChanges(sealed={1: Sealing(key, 0, 0)})), no_copies, {key: FIRST}.get)
+    assert path.stat().st_blocks == 0
+
+
+def test_rows_of_another_pool_are_erased_with_its_blocks(model: Path, path: Path) -> None:
+    kept = kept_with(model, path, **EVENTS)
+    seal_with_row(kept, 1, FIRST)
+    kept.end(keep=True)
+    other = kept_with(model, path, **EVENTS, device_blocks=8)
+    assert other.rows is not None
+    assert (other.refused, other.rows.take_adopted(), other.stats().unknown) == ("device_blocks", {}, 0)
+    other.end(keep=False)
 
 
 def test_a_stop_while_the_model_is_loaded_erases_what_was_left(model: Path, path: Path) -> None:

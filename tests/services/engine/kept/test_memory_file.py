@@ -126,6 +126,53 @@ def test_a_memory_without_room_is_refused(path: Path) -> None:
     assert f"InvalidSetting: keep_blocks is {str(path)!r}, which has no room for" in done.stderr
 
 
+def test_without_room_behind_a_memory_its_blocks_stay(path: Path) -> None:
+    with other_process(path) as process:
+        process.kill()
+        process.wait()
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({kept_bytes(IDENTITY)},) * 2);"
+    code += "from services.engine.kept.memory_file import MemoryFile; from pathlib import Path; import sys;"
+    code += "from tests.engine.kept.test_kept_memory import IDENTITY;"
+    code += "MemoryFile(Path(sys.argv[1])).map_behind(IDENTITY, 1 << 21)"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert f"InvalidSetting: keep_blocks is {str(path)!r}, which has no room for" in done.stderr
+    file = MemoryFile(path)
+    assert file.difference(IDENTITY) == ""
+    assert file.map(IDENTITY).kinds[0].device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
+    file.close()
+
+
+def test_what_is_written_behind_a_memory_stays_with_it_and_is_erased_alone_or_with_it(path: Path) -> None:
+    file = MemoryFile(path)
+    file.make(IDENTITY)
+    made = path.stat().st_blocks
+    file.map(IDENTITY).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
+    file.map_behind(IDENTITY, 1 << 21)[:3] = b"row"
+    assert path.stat().st_blocks > made
+    file.close()
+    file = MemoryFile(path)
+    assert file.difference(IDENTITY) == ""
+    assert bytes(file.map_behind(IDENTITY, 1 << 21)[:4]) == b"row\0"
+    file.erase_behind(IDENTITY)
+    assert path.stat().st_blocks == made
+    assert bytes(file.map_behind(IDENTITY, 1 << 21)[:4]) == bytes(4)
+    assert file.map(IDENTITY).kinds[0].device.sealing(1) == Sealing(b"k" * 32, 0, 0)
+    file.erase()
+    assert path.stat().st_blocks == 0
+    file.close()
+
+
+def test_a_memory_file_that_is_held_grows_behind_its_memory() -> None:
+    descriptor = create_memory_file("engine")
+    file = MemoryFile(path_of(descriptor))
+    file.make(IDENTITY)
+    file.map_behind(IDENTITY, 1 << 21)[:3] = b"row"
+    assert os.fstat(descriptor).st_size == kept_bytes(IDENTITY) + (1 << 21)
+    file.close()
+    os.close(descriptor)
+
+
 def test_forget_erases_what_an_ended_engine_left_and_nothing_else(path: Path) -> None:
     with other_process(path) as process:
         in_use = CliRunner().invoke(cli, ["forget", str(path)])
