@@ -37,14 +37,16 @@ SALTED: list[KeyChange] = [chain(KeyPlace(0, GPU), None, [2**64 - 1, 7], [[0, 12
 WINDOW: list[KeyChange] = [chain(KeyPlace(1, CPU), key(7), [9], [[1, 2]], "5a17")]
 GONE: list[KeyChange] = [Removed(KeyPlace(2, GPU), [key(2**64 - 1), key(9)]), Cleared()]
 
-# Written by EventBatch, BlockStored, BlockRemoved and AllBlocksCleared of vLLM 0.32.0.
+# Written by EventBatch, BlockStored, BlockRemoved and AllBlocksCleared of vLLM 0.32.0. The first event has 11 members and
+# ours has `cache_salt` as a 12th, which Dynamo reads and vLLM's structs skip.
 MAPS: list[tuple[EventBatch, str]] = [
     (
         EventBatch(0, 1764460800.25, SALTED),
-        "93cb41da4ae240100000918ba474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cfffffffffffffffff07b170"
+        "93cb41da4ae240100000918ca474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392cfffffffffffffffff07b170"
         "6172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647394007fcc80ce00011170aa626c6f636b5f73697a6502a76c6f72615f"
         "6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a435613137c0a967726f75705f69647800"
-        "b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e00",
+        "b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e74696f6e"
+        "aa63616368655f73616c74a43561313700",
     ),
     (
         EventBatch(1, 2.0, WINDOW),
