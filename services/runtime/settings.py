@@ -51,7 +51,8 @@ class Requires:
         if self.most is not None:
             return f"be at most {self.most:g}"
         values = self.among or self.without
-        listed = ", ".join(str(value) for value in values[:-1]) + " or " * (len(values) > 1) + str(values[-1])
+        names = [str(value) or "empty" for value in values]
+        listed = ", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1]
         return f"be {listed}" if self.among else f"not be {listed}"
 
 

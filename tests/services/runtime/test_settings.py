@@ -27,6 +27,9 @@ TYPES: dict[str, type[Any]] = {"kvmanager": KVManagerSettings, "engine": EngineS
 FIELDS = [(label, field) for label, kind in TYPES.items() for field in dataclasses.fields(kind)]
 FIELD_IDS = [f"{label}-{field.name}" for label, field in FIELDS]
 
+# Functions that receive the name of the setting that permits an address, and read it.
+ADDRESS_CHECKS = ("check_addresses", "exposure.check_addresses")
+
 # A token budget below max_sequences is refused.
 FITTING: dict[str, dict[str, Any]] = {
     "token_budget": {"max_sequences": 1},
@@ -34,6 +37,7 @@ FITTING: dict[str, dict[str, Any]] = {
 }
 ADDRESSES = ("listen", "http_listen", "map_listen", "kvmanager", "engines")
 VALUES = dict.fromkeys(ADDRESSES, "127.0.0.1:9") | {"otlp_endpoint": "http://127.0.0.1:9"}
+VALUES |= {"kv_events_listen": "127.0.0.1:8", "kv_events_replay_listen": "127.0.0.1:9"}
 VALUES |= {"tool_call_parser": "qwen3_coder", "reasoning_parser": "qwen3", "allowed_origins": "https://chat.example"}
 # Settings that a setting of TLS requires.
 NEEDED = {
@@ -210,7 +214,8 @@ def required_by(field: "dataclasses.Field[Any]", kind: type[Any]) -> dict[str, A
     defaults = {one.name: one for one in dataclasses.fields(kind)}
     always = [one for one in field.metadata["requires"] if not one.where]
     others = [one.other for one in always if not one.holds(defaults[one.other].default)]
-    return {name: another_value(defaults[name]) for name in others}
+    theirs = [required_by(defaults[name], kind) for name in others]
+    return {name: another_value(defaults[name]) for name in others} | {k: v for one in theirs for k, v in one.items()}
 
 
 def parse(label: str, *arguments: str) -> Any:
@@ -236,8 +241,10 @@ def test_every_setting_has_a_flag_and_an_environment_variable(
 
 
 def test_every_setting_is_read() -> None:
-    code = "".join(path.read_text() for path in SERVICES.rglob("*.py"))
-    read = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    code = [*ast.walk(ast.parse("".join(path.read_text() for path in SERVICES.rglob("*.py"))))]
+    read = {node.attr for node in code if isinstance(node, ast.Attribute)}
+    checks = (node for node in code if isinstance(node, ast.Call) and ast.unparse(node.func) in ADDRESS_CHECKS)
+    read |= {one.value for check in checks for one in check.args if isinstance(one, ast.Constant)}
     assert {field.name for _, field in FIELDS} - read == set()
 
 
