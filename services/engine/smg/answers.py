@@ -22,19 +22,19 @@ _STOP_STRING = engine_pb2.SampleEnd(reason=decoding_pb2.FINISH_REASON_STOP)
 _Scores = Sequence[decoding_pb2.TokenLogprobs]
 
 
-class Tokens(NamedTuple):
-    """Tokens of a sample with their log-probabilities, if requested."""
+class ScoredTokens(NamedTuple):
+    """ScoredTokens of a sample with their log-probabilities, if requested."""
 
     token_ids: Sequence[int] = ()
     scores: _Scores = ()
 
-    def first(self, count: int) -> "Tokens":
+    def first(self, count: int) -> "ScoredTokens":
         """Return the first tokens."""
-        return Tokens(self.token_ids[:count], self.scores[:count])
+        return ScoredTokens(self.token_ids[:count], self.scores[:count])
 
-    def and_then(self, more: "Tokens") -> "Tokens":
+    def and_then(self, more: "ScoredTokens") -> "ScoredTokens":
         """Return these tokens and those behind them."""
-        return Tokens([*self.token_ids, *more.token_ids], [*self.scores, *more.scores])
+        return ScoredTokens([*self.token_ids, *more.token_ids], [*self.scores, *more.scores])
 
 
 class Sample:
@@ -42,13 +42,13 @@ class Sample:
 
     def __init__(self, stops: StopStrings | None) -> None:
         """Start without tokens."""
-        self.tokens = Tokens()
+        self.tokens = ScoredTokens()
         self.count = 0
         self.stop = ""
         self.ended = False
         self._stops = stops
 
-    def add(self, tokens: Tokens, *, streamed: bool) -> Tokens:
+    def add(self, tokens: ScoredTokens, *, streamed: bool) -> ScoredTokens:
         """Add tokens, and return those up to the end of a stop string."""
         if self._stops and (found := self._stops.push(tokens.token_ids)):
             self.stop, tokens = found.text, tokens.first(found.tokens)
@@ -95,7 +95,7 @@ class Answers:
 
     def _read_tokens(self, given: engine_pb2.SampleTokens, sample: Sample) -> Iterator[smg_pb.GenerateResponse]:
         is_first = not sample.count
-        tokens = sample.add(Tokens(given.token_ids, given.logprobs), streamed=self._streamed)
+        tokens = sample.add(ScoredTokens(given.token_ids, given.logprobs), streamed=self._streamed)
         if self._streamed:
             yield self._chunk(given.sample, tokens, is_first=is_first)
         if sample.stop:
@@ -105,7 +105,7 @@ class Answers:
         elif given.HasField("end"):
             yield self._complete(given.sample, given.end)
 
-    def _chunk(self, index: int, tokens: Tokens, *, is_first: bool) -> smg_pb.GenerateResponse:
+    def _chunk(self, index: int, tokens: ScoredTokens, *, is_first: bool) -> smg_pb.GenerateResponse:
         chunk = smg_pb.GenerateStreamChunk(
             token_ids=tokens.token_ids,
             prompt_tokens=len(self._prompt),
@@ -147,7 +147,7 @@ class Answers:
         )
 
 
-def _output_scores(tokens: Tokens) -> smg_pb.OutputLogProbs | None:
+def _output_scores(tokens: ScoredTokens) -> smg_pb.OutputLogProbs | None:
     if not tokens.scores:
         return None
     return smg_pb.OutputLogProbs(

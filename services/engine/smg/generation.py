@@ -4,13 +4,40 @@ from collections.abc import AsyncIterator
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as smg_pb
 
-from quire.v1 import engine_pb2
+from quire.v1 import decoding_pb2, engine_pb2
 from services.engine.driver import EngineDriver
 from services.engine.gateway_link import GatewayLink
 from services.engine.guided.constraints import Constraints
 from services.engine.request_parser import RequestParser
 from services.engine.smg.answers import Answers
-from services.engine.smg.refusals import failure_error, refusal_error
+from services.engine.smg.submissions import NAMES
+from services.runtime.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidField,
+    Overloaded,
+    RequestExists,
+    ServiceError,
+    Unavailable,
+    UnsupportedField,
+)
+
+_REFUSALS: dict[int, type[ServiceError]] = {
+    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestExists,
+    engine_pb2.REFUSAL_REASON_INVALID: InvalidField,
+    engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
+    engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
+    engine_pb2.REFUSAL_REASON_UNIMPLEMENTED: UnsupportedField,
+    engine_pb2.REFUSAL_REASON_FAILED: GenerationFailed,
+}
+_FAILURES: dict[int, type[ServiceError]] = {
+    engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
+    engine_pb2.FAILURE_REASON_REQUEST: GenerationFailed,
+    engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
+    engine_pb2.FAILURE_REASON_DEADLINE: DeadlineExceeded,
+    engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: DeadlineExceeded,
+    engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
+}
 
 
 class Generation:
@@ -34,13 +61,13 @@ class Generation:
         while True:
             output = await self.link.get() or engine_pb2.StepOutput()
             for refused in output.refused:
-                raise refusal_error(refused)
+                raise _refusal_error(refused)
             for response in answers.read(output):
                 yield response
             while answers.to_end:
                 self._parser.cancel(self._cancel(engine_pb2.CANCEL_REASON_STOP_STRING, answers.to_end.pop()))
             for finished in output.finished:
-                if not (self._aborted or answers.complete) and (error := failure_error(finished)):
+                if not (self._aborted or answers.complete) and (error := _failure_error(finished)):
                     raise error
                 for response in answers.finish(finished.samples):
                     yield response
@@ -54,3 +81,20 @@ class Generation:
         return engine_pb2.Cancel(
             request_id=self._submission.request_id, attempt=self._submission.attempt, reason=reason, sample=sample
         )
+
+
+def _refusal_error(refused: engine_pb2.RequestRefused) -> ServiceError:
+    """Return the error of a refusal, with the name that the field has in smg's messages."""
+    name = NAMES.get(refused.field, refused.field)
+    detail = refused.detail.replace(refused.field, name) if refused.field else refused.detail
+    return _REFUSALS.get(refused.reason, GenerationFailed)(detail, name)
+
+
+def _failure_error(finished: engine_pb2.RequestFinished) -> ServiceError | None:
+    """Return the error of a request that failed or that a stopping engine ended; None for others."""
+    reasons = {end.reason for end in finished.samples}
+    if finished.failure or decoding_pb2.FINISH_REASON_FAILED in reasons:
+        return _FAILURES.get(finished.failure, GenerationFailed)(finished.detail or "the engine failed")
+    if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
+        return Unavailable("the engine is shutting down")
+    return None

@@ -29,7 +29,7 @@ from services.engine.smg.engine_tokenizer import EngineTokenizer
 from services.engine.smg.generation import Generation
 from services.engine.smg.loads import Loads
 from services.engine.smg.stop_strings import StopStrings
-from services.engine.smg.submissions import Limits, check_request, submission_of
+from services.engine.smg.submissions import RequestLimits, check_request, submission_of
 from services.engine.smg.subscriptions import Subscriptions
 from services.engine.smg.tokenizer_archive import archive_pieces, tokenizer_archive
 from services.runtime.errors import InvalidField, RequestExists, ServiceError, SlowClient, Unavailable, UnsupportedField
@@ -276,9 +276,9 @@ class SmgServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc
         return "" if self._readiness.ready else "the engine is not attached to its KV manager"
 
 
-def _limits(engine: ServedEngine) -> Limits:
+def _limits(engine: ServedEngine) -> RequestLimits:
     description = engine.description
-    return Limits(description.context_tokens, description.block_size, engine.driver.request_blocks)
+    return RequestLimits(description.context_tokens, description.block_size, engine.driver.request_blocks)
 
 
 def _add_context(submission: engine_pb2.Submission, context: Context) -> None:

@@ -45,7 +45,7 @@ NAMES = {
 }
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """What an engine holds: the tokens of its context and of a block, and the blocks of one request."""
 
     context_tokens: int
@@ -84,7 +84,9 @@ def check_request(request: smg_pb.GenerateRequest) -> None:
     check(_sampling(request.sampling_params), _invalid)  # before there is a sample of each
 
 
-def submission_of(request: smg_pb.GenerateRequest, prompt: Sequence[int], limits: Limits) -> engine_pb2.Submission:
+def submission_of(
+    request: smg_pb.GenerateRequest, prompt: Sequence[int], limits: RequestLimits
+) -> engine_pb2.Submission:
     """Return the submission of a checked request. Raises InvalidField, naming the field."""
     given = request.sampling_params
     token_ids = _truncated(prompt, given, limits)
@@ -122,7 +124,7 @@ def _logit_rules(given: smg_pb.SamplingParams) -> decoding_pb2.LogitRules:
     )
 
 
-def _stopping(given: smg_pb.SamplingParams, prompt_tokens: int, limits: Limits) -> decoding_pb2.Stopping:
+def _stopping(given: smg_pb.SamplingParams, prompt_tokens: int, limits: RequestLimits) -> decoding_pb2.Stopping:
     # At least 1, so that the engine reports the excess.
     fitting = max(1, limits.most_tokens(prompt_tokens, given.n or 1) - prompt_tokens)
     max_tokens = _checked(given.max_tokens, "sampling_params.max_tokens") if given.HasField("max_tokens") else fitting
@@ -145,7 +147,7 @@ def _constraint(given: smg_pb.SamplingParams) -> decoding_pb2.OutputConstraint |
             return decoding_pb2.OutputConstraint(**{kind: getattr(given, kind)})
 
 
-def _truncated(prompt: Sequence[int], given: smg_pb.SamplingParams, limits: Limits) -> Sequence[int]:
+def _truncated(prompt: Sequence[int], given: smg_pb.SamplingParams, limits: RequestLimits) -> Sequence[int]:
     """Return the last tokens of a prompt, as many as the request keeps."""
     most, field = given.truncate_prompt_tokens, "sampling_params.truncate_prompt_tokens"
     if not given.HasField("truncate_prompt_tokens"):

@@ -238,7 +238,8 @@ def test_a_refusal_names_the_field_as_smg_does(smg: SmgClient, name: str) -> Non
 
 def test_a_malformed_request_is_refused(smg_quire: RunningQuire) -> None:
     with grpc.insecure_channel(smg_quire.addresses["engine"]) as channel:
-        call = channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")(b"\xff\xff", timeout=CALL_SECONDS)
+        method: Any = channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")
+        call = method(b"\xff\xff", timeout=CALL_SECONDS)
         assert status_of(call)[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -13,11 +13,11 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as smg_pb
 from engine.errors import InvalidRequest
 from quire.v1 import decoding_pb2, engine_pb2
 from services.engine.smg.request_fields import REQUEST, SAMPLING, TOKENIZED
-from services.engine.smg.submissions import Limits, check_request, submission_of
+from services.engine.smg.submissions import RequestLimits, check_request, submission_of
 from services.runtime.errors import ContextExceeded, InvalidField, ServiceError, UnsupportedField
 from services.wire.requests.request import check
 
-LIMITS = Limits(context_tokens=64, block_size=4, request_blocks=32)
+LIMITS = RequestLimits(context_tokens=64, block_size=4, request_blocks=32)
 LARGEST = 2**32 - 1
 
 
@@ -29,7 +29,7 @@ def request(input_ids: tuple[int, ...] = (5, 6, 7), **sampling: Any) -> smg_pb.G
     )
 
 
-def submitted(given: smg_pb.GenerateRequest, limits: Limits = LIMITS) -> engine_pb2.Submission:
+def submitted(given: smg_pb.GenerateRequest, limits: RequestLimits = LIMITS) -> engine_pb2.Submission:
     check_request(given)
     submission = submission_of(given, given.tokenized.input_ids, limits)
     check(submission)
@@ -102,7 +102,7 @@ def test_each_sampling_parameter_is_followed_or_refused() -> None:
     assert set(SAMPLING.fields) == {*FOLLOWED, *IN_ANSWERS, *ALWAYS}
 
 
-def set_field(message: Message, field: FieldDescriptor) -> None:
+def set_field(message: Message, field: Any) -> None:
     """Give a field a value that is not its default."""
     if field.message_type is not None:
         target = getattr(message, field.name)
