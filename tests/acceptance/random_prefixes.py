@@ -22,8 +22,8 @@ ANSWER_TOKEN = 100
 SALTS = ("", "", "", "", "tenant-a", "tenant-b")
 _TREES = 24
 _CHOICES = (0, 0, 0, 1)  # of branches
-_MOST_BLOCKS = 24
-_MOST_ANSWER = 40
+_MOST_BLOCKS = 16
+_MOST_ANSWER = 128
 _DEADLINES = (0.02, 60.0)
 _CUT_SHORT = 0.05
 

@@ -43,7 +43,7 @@ LOSS = 0.05
 STOPPED_SECONDS = 10.0
 CONCURRENCY = 32
 _CATCH_UP_SECONDS = 60
-_POOL = ("--device-blocks", "420", "--host-blocks", "300", "--preemption", "swap", "--max-sequences", "32")
+_POOL = ("--device-blocks", "180", "--host-blocks", "160", "--preemption", "swap", "--max-sequences", "32")
 _PACE = ("--microseconds-per-step", "400", "--microseconds-per-token", "1", "--heartbeat-seconds", "0.5")
 
 

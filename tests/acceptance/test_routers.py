@@ -31,8 +31,7 @@ PROBES = {
     "vllm-router": {("GET", "/health", 200), ("GET", "/v1/models", 200), ("GET", "/get_load", 404)},
     "sglang-router": {
         ("GET", "/health", 200),
-        ("GET", "/server_info", 404),
-        ("GET", "/get_server_info", 404),
+        ("GET", "/server_info", 200),
         ("GET", "/model_info", 404),
         ("GET", "/get_model_info", 404),
         ("GET", "/get_load", 404),
@@ -142,6 +141,7 @@ def test_vllms_router_passes_on_what_it_does_not_know(quires: list[RunningQuire]
 def test_sglangs_router_refuses_token_ids_and_drops_what_it_does_not_know(quires: list[RunningQuire]) -> None:
     with running_router("sglang-router", urls(quires), "--policy", "round_robin") as router:
         assert choices(posted(router.url, CHATS, CHAT | {"of_tomorrow": 1}))
+        assert httpx.get(f"{router.url}/v1/models").json()["data"][0]["id"] == "demo"
         assert posted(router.url, COMPLETIONS, TEXT | {"prompt": [1, 2, 3]}).status_code == 422
         assert posted(router.url, "/tokenize", {"prompt": "hello"}).status_code == 404
 

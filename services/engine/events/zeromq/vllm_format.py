@@ -56,7 +56,7 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class _StoredMap(BlockStored, tag="BlockStored"):
-    pass
+    cache_salt: str | None = None  # for Dynamo, which takes no string of extra_keys for a salt
 
 
 class _RemovedMap(BlockRemoved, tag="BlockRemoved"):
@@ -129,6 +129,7 @@ class Encoder:
 
     def _stored(self, event: type[BlockStored], change: Stored) -> BlockStored:
         kind = self._kinds[change.place.kind]
+        own = {"cache_salt": change.salt} if event is _StoredMap and _begins_with_salt(change) else {}
         return event(
             [*map(wire_hash, change.keys)],
             None if change.parent is None else wire_hash(change.parent),
@@ -141,6 +142,7 @@ class Encoder:
             change.place.kind,
             kind.name,
             kind.window,
+            **own,
         )
 
 
@@ -180,9 +182,11 @@ def key_place(place: KeyPlace) -> tuple[int, str]:
 
 def _extra_keys(change: Stored) -> list[list[Any] | None] | None:
     """Return the salt of the first block of a prompt, as vLLM writes a `cache_salt`."""
-    if change.parent is not None or not change.salt:
-        return None
-    return [[change.salt], *[None] * (len(change.keys) - 1)]
+    return [[change.salt], *[None] * (len(change.keys) - 1)] if _begins_with_salt(change) else None
+
+
+def _begins_with_salt(change: Stored) -> bool:
+    return change.parent is None and bool(change.salt)
 
 
 def _decoder(raw: bytes) -> "msgspec.msgpack.Decoder[WireEvent]":

@@ -238,6 +238,14 @@ class Load(BaseModel):
     server_load: int = Field(description="Requests in flight at this gateway.")
 
 
+class ServerInfo(BaseModel):
+    """What SGLang's router asks of a server."""
+
+    served_model_name: str = Field(description="Name of the only or first served model; empty without an engine.")
+    model_path: str = Field(description="The same.")
+    version: str = Field(description="Version of the installed package.")
+
+
 class PrefixCacheReset(BaseModel):
     """The prefix cache was reset."""
 

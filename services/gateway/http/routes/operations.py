@@ -55,6 +55,13 @@ async def load(request: Request) -> Response:
     return json_response({"server_load": handler_of(request).in_flight})
 
 
+@router.get("/server_info", responses={200: {"model": responses.ServerInfo}, 401: ERRORS[401]})
+async def server_info(request: Request) -> Response:
+    """Name the only or first served model as SGLang's server does: its router asks for it."""
+    name = next((one.model for one in handler_of(request).models()), "")
+    return json_response({"served_model_name": name, "model_path": name, "version": server_version()})
+
+
 @router.post("/reset_prefix_cache", responses=_RESET_RESPONSES)
 async def reset_prefix_cache(request: Request, model: _Model = "") -> Response:
     """Forget the cached prefixes at all engines of a model. With API keys, it requires the key of an operator."""

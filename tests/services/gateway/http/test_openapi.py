@@ -29,6 +29,7 @@ OPERATIONS = [
     ("/ping", "GET"),
     ("/ping", "POST"),
     ("/load", "GET"),
+    ("/server_info", "GET"),
     ("/reset_prefix_cache", "POST"),
     ("/version", "GET"),
 ]

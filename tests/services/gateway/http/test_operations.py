@@ -26,7 +26,9 @@ def test_a_ping_is_answered_as_health(server: ScriptedServer, method: str) -> No
     assert (ping.status_code, ping.json()) == (200, server.client.get("/health").json())
 
 
-@pytest.mark.parametrize("path", ["/ping", "/health", "/ready", "/live", "/load", "/version", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/ping", "/health", "/ready", "/live", "/load", "/server_info", "/version", "/v1/models"]
+)
 def test_head_is_answered_as_get_without_a_body(server: ScriptedServer, path: str) -> None:
     head, get = server.client.head(path), server.client.get(path)
     assert (head.status_code, head.content) == (200, b"")
@@ -37,6 +39,13 @@ def test_head_is_answered_as_get_without_a_body(server: ScriptedServer, path: st
 def test_a_wrong_method_is_rejected_with_all_that_the_path_has(server: ScriptedServer, path: str, methods: str) -> None:
     answer = server.client.delete(path)
     assert (*rejection(answer), answer.headers["allow"]) == (405, "method_not_allowed", methods)
+
+
+def test_the_served_model_is_named_as_sglangs_server_names_it(server: ScriptedServer) -> None:
+    name = server.client.get("/v1/models").json()["data"][0]["id"]
+    version = server.client.get("/version").json()["version"]
+    answer = server.client.get("/server_info").json()
+    assert answer == {"served_model_name": name, "model_path": name, "version": version}
 
 
 def test_the_load_is_the_number_of_requests_in_flight(server: ScriptedServer) -> None:
