@@ -133,7 +133,7 @@ class Encoder:
         return event(
             [*map(wire_hash, change.keys)],
             None if change.parent is None else wire_hash(change.parent),
-            [token for tokens in change.token_ids for token in tokens],
+            change.token_ids.tolist(),
             self._block_size,
             None,
             change.place.medium.value,

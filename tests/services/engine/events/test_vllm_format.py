@@ -29,7 +29,7 @@ def key(number: int) -> bytes:
 
 
 def chain(place: KeyPlace, parent: bytes | None, numbers: list[int], tokens: list[list[int]], salt: str = "") -> Stored:
-    return Stored(place, parent, [*map(key, numbers)], [array("i", one) for one in tokens], salt)
+    return Stored(place, parent, [*map(key, numbers)], [array("i", one).tobytes() for one in tokens], salt)
 
 
 GPU, CPU = Medium.GPU, Medium.CPU
