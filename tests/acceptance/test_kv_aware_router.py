@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from bench.loads.http_server import free_address
-from tests.acceptance.event_consumers import until
+from tests.acceptance.event_consumers import plain, until
 from tests.acceptance.running_routers import RunningRouter
 from tests.running_quire import RunningQuire, start_quires
 from tests.scrape import Scrape
@@ -64,7 +64,7 @@ def routed_to(router: RunningRouter, pair: list[EventQuire], prompt: list[int]) 
 
 def heard(router: RunningRouter, one: EventQuire) -> int:
     """Return how many batches of an engine's events the router has applied."""
-    return sum(f"live sequence advanced source={one.url}" in line for line in router.output.lines)
+    return sum(f"live sequence advanced source={one.url}" in plain(line) for line in router.output.lines)
 
 
 def until_heard(router: RunningRouter, one: EventQuire, count: int) -> None:
