@@ -46,6 +46,11 @@ def until(matches: Callable[[], bool], what: str, seconds: float = _SECONDS) -> 
         time.sleep(_POLL_SECONDS)
 
 
+def plain(line: str) -> str:
+    """Return a line of a log without colors."""
+    return _COLORS.sub("", line)
+
+
 class Consumer(Running):
     """A process that follows the events of an engine."""
 
@@ -144,7 +149,7 @@ class DynamoIndex(Consumer):
 
     def warnings(self) -> list[str]:
         """Return what it complained about."""
-        return [_COLORS.sub("", line) for line in self.output.lines if "WARN" in line or "ERROR" in line]
+        return [plain(line) for line in self.output.lines if "WARN" in line or "ERROR" in line]
 
     def _dumped(self) -> list[dict[str, Any]]:
         dump = httpx.get(f"{self._url}/dump").raise_for_status().json()

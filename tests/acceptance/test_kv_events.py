@@ -36,6 +36,7 @@ from tests.acceptance.lossy_events import LossyEvents
 from tests.acceptance.random_prefixes import PrefixRequest, prefix_request, reachable, run
 from tests.running.listed_kvmanager import FOLDER, LINE
 from tests.running_quire import CALL_SECONDS, RunningService
+from tests.scrape import Scrape
 
 REQUESTS = int(os.environ.get("QUIRE_EVENT_REQUESTS", "10000"))
 SEED = 11
@@ -53,7 +54,6 @@ class Totals(NamedTuple):
     evicted: int
     to_host: int
     to_device: int
-    preemptions: int
 
 
 class Cluster:
@@ -64,6 +64,7 @@ class Cluster:
         self._stack, self._folder, self._model = stack, folder, model
         os.environ[FOLDER] = str(folder)
         self.totals: list[Totals] = []
+        self.swapped_tokens = 0
         self.kvmanager = self._manager()
         self.engine = self._engine()
         addresses = ("--engines", self.engine.address, "--kvmanager", self.kvmanager.address)
@@ -78,6 +79,7 @@ class Cluster:
 
     def kill_engine(self) -> None:
         self.note_totals()
+        self.note_swaps()
         self.engine.kill()
         self.engine = self._engine()
 
@@ -90,7 +92,11 @@ class Cluster:
         """Record what the pool has done since it was attached."""
         until(self.is_attached, "the pool is attached")
         one = self.pool().totals
-        self.totals.append(Totals(one.evicted_blocks, one.to_host_blocks, one.to_device_blocks, one.preemptions))
+        self.totals.append(Totals(one.evicted_blocks, one.to_host_blocks, one.to_device_blocks))
+
+    def note_swaps(self) -> None:
+        """Count the tokens that preemptions moved to the host tier since the engine started."""
+        self.swapped_tokens += int(Scrape.of(self.engine.metrics_url).value("quire_swapped_tokens_total"))
 
     def pool(self) -> kvmanager_pb2.PoolInfo:
         stub = kvmanager_pb2_grpc.KVManagerStub(self.kvmanager.channel)
@@ -180,14 +186,16 @@ def test_all_consumers_end_with_the_managers_index(cluster: Cluster, record: Rec
             followers.start(name, kind)
         outcomes = run_with(acts(cluster, followers), cluster, requests)
         cluster.note_totals()
+        cluster.note_swaps()
         expected = expected_blocks(cluster, requests)
         differences = {name: difference(one, expected) for name, one in followers.consumers.items()}
         lost = sum(one.lost for one in followers.lossy)
         states = {name: counts_of(one) for name, one in followers.consumers.items()}
     totals = Totals(*map(sum, zip(*cluster.totals, strict=True)))
-    record(blocks=len(expected), lost=lost, outcomes=outcomes, **totals._asdict(), **states)
+    swapped = cluster.swapped_tokens
+    record(blocks=len(expected), lost=lost, outcomes=outcomes, swapped_tokens=swapped, **totals._asdict(), **states)
     assert {name: len(one) for name, one in differences.items()} == dict.fromkeys(followers.consumers, 0), differences
-    assert min(totals) > 0, f"the run did too little: {totals}"
+    assert min(*totals, swapped) > 0, f"the run did too little: {totals}, {swapped} swapped tokens"
     assert min(len(expected), lost, outcomes["OK"], outcomes["DEADLINE_EXCEEDED"]) > 0
 
 

@@ -1,0 +1,91 @@
+"""vllm-router with the policy kv_aware, which reads the KV events of the engines behind two gateways.
+
+It knows what it has not routed itself: prompts that went to a gateway directly.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.loads.http_server import free_address
+from tests.acceptance.event_consumers import plain, until
+from tests.acceptance.running_routers import RunningRouter
+from tests.running_quire import RunningQuire, start_quires
+from tests.scrape import Scrape
+
+BLOCK_SIZE = 16
+PROMPTS = [list(range(1000 * number, 1000 * number + 10 * BLOCK_SIZE)) for number in range(1, 7)]
+
+
+class EventQuire:
+    """A `quire serve` whose engine publishes KV events."""
+
+    def __init__(self, quire: RunningQuire, events: str, replay: str) -> None:
+        self.quire, self.url = quire, quire.http_url
+        self.options = (
+            *("--kv-event-source", f"{self.url}=tcp://{events}"),
+            *("--kv-event-replay-source", f"{self.url}=tcp://{replay}"),
+        )
+
+    def complete(self, prompt: list[int]) -> None:
+        completed(self.url, prompt)
+
+    def finished(self) -> float:
+        shown = Scrape.of(self.quire.metrics_urls["gateway"])
+        return sum(shown.values("quire_request_success_total", "finished_reason").values())
+
+
+def completed(url: str, prompt: list[int]) -> Any:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 2, "temperature": 0}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+
+
+@pytest.fixture
+def pair() -> Iterator[list[EventQuire]]:
+    addresses = [(free_address(), free_address()) for _ in range(2)]
+    common = ("--model", "demo", "--http-listen", "127.0.0.1:0", "--heartbeat-seconds", "0.2")
+    listening = [("--kv-events-listen", one, "--kv-events-replay-listen", other) for one, other in addresses]
+    quires = start_quires(*((*common, *one) for one in listening))
+    yield [EventQuire(quire, *own) for quire, own in zip(quires, addresses, strict=True)]
+    for one in quires:
+        assert one.close() == 0
+
+
+def routed_to(router: RunningRouter, pair: list[EventQuire], prompt: list[int]) -> int:
+    """Return the number of the gateway that the router sends a prompt to."""
+    before = [one.finished() for one in pair]
+    completed(router.url, prompt)
+    (number,) = (place for place, one in enumerate(pair) if one.finished() > before[place])
+    return number
+
+
+def heard(router: RunningRouter, one: EventQuire) -> int:
+    """Return how many batches of an engine's events the router has applied."""
+    return sum(f"live sequence advanced source={one.url}" in plain(line) for line in router.output.lines)
+
+
+def until_heard(router: RunningRouter, one: EventQuire, count: int) -> None:
+    until(lambda: heard(router, one) > count, f"more than {count} batches of {one.url}")
+
+
+def test_a_router_that_joins_late_and_one_that_is_there_know_what_each_engine_has(pair: list[EventQuire]) -> None:
+    for number, prompt in enumerate(PROMPTS[:2]):
+        pair[number].complete(prompt)
+    options = ("--policy", "kv_aware", "--kv-event-model", "demo", "--kv-event-block-size", str(BLOCK_SIZE))
+    sources = [option for one in pair for option in one.options]
+    with ExitStack() as stack:
+        router = RunningRouter("vllm-router", [one.url for one in pair], *options, *sources, "--log-level", "debug")
+        stack.enter_context(closing(router))
+        for one in pair:
+            until_heard(router, one, 0)
+        for number, prompt in enumerate(PROMPTS[:2]):
+            assert routed_to(router, pair, prompt) == number, "of the snapshot"
+        for number, prompt in enumerate(PROMPTS[2:]):
+            one = pair[number % 2]
+            before = heard(router, one)
+            one.complete(prompt)
+            until_heard(router, one, before + 1)  # a heartbeat may be the first
+            assert routed_to(router, pair, prompt) == number % 2, "of live events"
