@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from tests.acceptance.running_smg import RunningSmg
-
 from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.terms import Terms
@@ -32,6 +30,7 @@ from services.loadgen.workload.selection import Selection
 from services.loadgen.workload.workloads import Recorded
 from services.models.model_store import default_cache, resolve
 from tests.acceptance.running_routers import RunningRouter
+from tests.acceptance.running_smg import RunningSmg
 from tests.running_quire import RunningService
 from tests.scrape import Scrape
 
