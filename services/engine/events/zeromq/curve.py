@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import zmq
-import zmq.auth.asyncio
 from zmq.utils import z85
 
 from services.runtime.file_version import version_of
@@ -18,7 +17,6 @@ from services.runtime.settings import InvalidSetting
 
 _KEY_CHARACTERS, _KEY_BYTES = 40, 32
 _COMMENT = "#"
-_DOMAIN = "quire"  # of ZAP
 
 log = logging.getLogger("quire.engine")
 
@@ -109,25 +107,9 @@ class CurveServer:
         if not zmq.has("curve"):
             raise InvalidSetting("kv_events_curve_key must be empty: the installed libzmq has no CURVE")
         self._keys = CurveKeys.read("kv_events_curve_key", key_file)
-        self._clients = AllowedClients("kv_events_curve_clients", clients_file) if clients_file else None
-        self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
-
-    def start(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """Decide on the clients of a context from now on, on the current event loop. Before it binds a socket."""
-        if self._clients:
-            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(context, log=logging.getLogger("quire.zap"))
-            self._authenticator.configure_curve_callback(_DOMAIN, self._clients)
-            self._authenticator.start()
+        self.clients = AllowedClients("kv_events_curve_clients", clients_file) if clients_file else None
 
     def protect(self, socket: "zmq.Socket[bytes]") -> None:
         """Encrypt the connections of a socket that is not bound yet."""
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._keys
-        if self._clients:
-            socket.zap_domain = _DOMAIN.encode()
-
-    def stop(self) -> None:
-        """Decide on no more clients."""
-        if self._authenticator:
-            self._authenticator.stop()
-            self._authenticator = None

@@ -21,9 +21,10 @@ from blocks import WindowKind
 from services.engine.events.changes import Cleared
 from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.settings import EventSettings, PublisherStats
+from services.engine.events.zeromq.admission import Admission
 from services.engine.events.zeromq.curve import CurveServer
 from services.engine.events.zeromq.replay import QUEUE, Outcome, Replays, Source, sequence_bytes
-from services.engine.events.zeromq.sockets import Connections, listen
+from services.engine.events.zeromq.sockets import AnySocket, Connections, listen
 from services.engine.events.zeromq.vllm_format import CHUNKED, FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder
 from services.runtime.transport import AddressUnavailable
 
@@ -58,18 +59,18 @@ class _Sockets:
         self.replay.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.connections = {"events": Connections(self.events), "replay": Connections(self.replay)}
         self._curve = curve
-        if curve:
-            curve.start(self.context)
+        self._admission = Admission(self.context, self.connections, curve.clients if curve else None)
+        self._admission.start()
 
     def bind(self, settings: EventSettings) -> tuple[str, str]:
         """Listen, and return the addresses; empty: none. Raises AddressUnavailable."""
-        names = "kv_events_listen", "kv_events_replay_listen"
-        pairs = zip(names, (self.events, self.replay), (settings.kv_events_queue, QUEUE), strict=True)
-        first, second = (
-            listen(socket, name, address, queue, self._curve) if (address := getattr(settings, name)) else ""
-            for name, socket, queue in pairs
-        )
-        return first, second
+        first = self._listen(self.events, "events", settings.kv_events_listen, settings.kv_events_queue)
+        address = settings.kv_events_replay_listen
+        return first, self._listen(self.replay, "replay", address, QUEUE) if address else ""
+
+    def _listen(self, socket: AnySocket, domain: str, address: str, queue: int) -> str:
+        setting = "kv_events_listen" if domain == "events" else "kv_events_replay_listen"
+        return listen(socket, setting, address, domain=domain, queue=queue, curve=self._curve)
 
     def publish(self, frames: Sequence[bytes]) -> bool:
         """Pass a message to ZeroMQ, without waiting; return False if a subscriber's queue has become full."""
@@ -94,8 +95,7 @@ class _Sockets:
         """Close both; wait at most `linger_seconds` for events to leave."""
         for connections in self.connections.values():
             connections.close()
-        if self._curve:
-            self._curve.stop()
+        self._admission.stop()
         self.replay.close(linger=0)
         self.events.close(linger=int(linger_seconds * 1000))
         await asyncio.to_thread(self.context.term)

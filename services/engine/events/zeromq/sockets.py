@@ -27,10 +27,10 @@ _EVENTS_AT_ONCE = 1000
 AnySocket = zmq.Socket[Any]
 
 
-def listen(socket: AnySocket, name: str, address: str, queue: int, curve: CurveServer | None) -> str:
+def listen(socket: AnySocket, name: str, address: str, *, domain: str, queue: int, curve: CurveServer | None) -> str:
     """Bind a socket to host:port, with at most `queue` messages that wait for a peer, and return the address.
 
-    Raises AddressUnavailable, with the name of the setting.
+    `domain` is that of ZAP. Raises AddressUnavailable, with the name of the setting.
     """
     socket.sndhwm = queue
     socket.maxmsgsize = _MOST_RECEIVED_BYTES
@@ -38,6 +38,7 @@ def listen(socket: AnySocket, name: str, address: str, queue: int, curve: CurveS
     socket.linger = 0
     for option, value in _KEEPALIVE:
         socket.setsockopt(option, value)
+    socket.zap_domain = domain.encode()
     if curve:
         curve.protect(socket)
     host, _, port = address.rpartition(":")
@@ -68,7 +69,8 @@ class Connections:
     def __init__(self, socket: AnySocket) -> None:
         """Count from now on; before the socket is bound."""
         self._socket = socket
-        self._monitor: Any = zmq.Socket.shadow(socket.get_monitor_socket(_WATCHED))
+        self._owner = socket.get_monitor_socket(_WATCHED)
+        self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
         self._open: set[int] = set()
         self.refused = 0
 
@@ -97,5 +99,5 @@ class Connections:
 
     def close(self) -> None:
         """Count no more; before the socket is closed."""
+        self._owner.close(linger=0)
         self._socket.disable_monitor()
-        self._monitor.close(linger=0)

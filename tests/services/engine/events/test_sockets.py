@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.changes import Cleared
+from services.engine.events.zeromq import admission
 from services.engine.events.zeromq.listener import Publication
 from services.engine.events.zeromq.publisher import EventPublisher
 from services.engine.events.zeromq.replay import Replays, parse_request, sequence_bytes
@@ -317,3 +318,16 @@ async def test_loopback_by_any_name(host: str) -> None:
                 while not heard:
                     one.stream.publish([Cleared()])
                     await asyncio.sleep(0.01)
+
+
+async def test_connections_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_CONNECTIONS", 2)
+    async with published() as one:
+        async with listening(one.publication) as first, listening(one.publication) as second:
+            await until(lambda: first.complete.is_set() and second.complete.is_set())
+            async with listening(one.publication) as third:
+                await until(lambda: third.complete.is_set() and one.publisher.stats.refused["events"])
+                one.keys.grow(4)
+                await settle(one, first)
+                assert third.follower.expected is not None
+                assert third.follower.expected < one.stream.next_sequence
