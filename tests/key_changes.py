@@ -17,8 +17,8 @@ def key(number: int) -> bytes:
     return sha256(number.to_bytes(8, "big")).digest()
 
 
-def tokens(number: int, size: int = BLOCK_SIZE) -> "array[int]":
-    return array("i", [number * size + at for at in range(size)])
+def tokens(number: int, size: int = BLOCK_SIZE) -> bytes:
+    return array("i", [number * size + at for at in range(size)]).tobytes()
 
 
 def stored(first: int, count: int, parent: int | None = None, place: KeyPlace = PLACES[0], salt: str = "") -> Stored:

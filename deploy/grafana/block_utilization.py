@@ -1,6 +1,14 @@
 """The dashboard "Block utilization": use of the pool's blocks, and cost of their management."""
 
-from deploy.grafana.engine_panels import HELD_SHARE, PREEMPTIONS, PREFIX_CACHE_HIT_RATE
+from deploy.grafana.engine_panels import (
+    HELD_SHARE,
+    KV_EVENTS,
+    MISSED_EVENTS,
+    PREEMPTIONS,
+    PREFIX_CACHE_HIT_RATE,
+    REPLAYS,
+    SUBSCRIBERS,
+)
 from deploy.grafana.panels import (
     BY_RELEASE,
     OF_ENGINE,
@@ -324,5 +332,6 @@ BLOCK_UTILIZATION = Board(
         Row("Preemption", _PREEMPTION),
         Row("Tenants", _TENANTS),
         Row("Bookkeeping", _BOOKS),
+        Row("KV events", (KV_EVENTS, SUBSCRIBERS, MISSED_EVENTS, REPLAYS)),
     ),
 )

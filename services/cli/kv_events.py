@@ -11,8 +11,8 @@ from services.runtime.addresses import check_server_address
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
-    from services.engine.events.listener import EventListener, Publication
-    from services.engine.events.vllm_format import WireEvent
+    from services.engine.events.zeromq.listener import EventListener, Publication
+    from services.engine.events.zeromq.vllm_format import WireEvent
 
 _SHOWN_HASHES = 3
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -44,8 +44,8 @@ def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: 
 def _publication(address: str, options: dict[str, str | None]) -> "Publication":
     """Read the options. Raises click.UsageError, and click.ClickException without the packages."""
     try:
-        from services.engine.events.curve import CurveKeys, read_key
-        from services.engine.events.listener import Publication
+        from services.engine.events.zeromq.curve import CurveKeys, read_key
+        from services.engine.events.zeromq.listener import Publication
     except ImportError as error:
         raise click.ClickException(f"this needs pyzmq and msgspec: install the extra `routers` ({error})") from error
     key, server, replay = options["curve_key"], options["curve_server"], options["replay"] or ""
@@ -63,7 +63,7 @@ def _publication(address: str, options: dict[str, str | None]) -> "Publication":
 
 
 async def _once(publication: "Publication", timeout: float) -> None:
-    from services.engine.events.listener import EventListener
+    from services.engine.events.zeromq.listener import EventListener
 
     listener = EventListener(publication)
     following = asyncio.create_task(listener.run())
@@ -77,7 +77,7 @@ async def _once(publication: "Publication", timeout: float) -> None:
 
 
 async def _follow(publication: "Publication", interval: float, *, prints: bool) -> None:
-    from services.engine.events.listener import EventListener
+    from services.engine.events.zeromq.listener import EventListener
 
     listener = EventListener(publication, _print_events if prints else lambda _sequence, _events: None)
     following = asyncio.create_task(listener.run())
@@ -107,7 +107,7 @@ def _print_events(sequence: int, events: "Sequence[WireEvent]") -> None:
 
 
 def _shown(event: "WireEvent") -> str:
-    from services.engine.events.vllm_format import AllBlocksCleared, BlockStored, hashes, place_of
+    from services.engine.events.zeromq.vllm_format import AllBlocksCleared, BlockStored, hashes, place_of
 
     if isinstance(event, AllBlocksCleared):
         return "cleared"

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from blocks import CondemnReason
 from engine.schedule.speculation.speculator import EXCLUSIONS
-from services.engine.event_metrics import EVENT_COUNTERS, EVENT_GAUGES
+from services.engine.events.metrics import EVENT_COUNTERS, EVENT_GAUGES
 from services.engine.observer import CacheStats, EngineObserver, EngineStats, StepStats
 from services.runtime.metrics.histograms import Buckets, Histogram
 from services.runtime.metrics.vllm_names import VLLM, shown_by_engine

@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 
-from services.engine.events.listener import EventListener, Publication
+from services.engine.events.zeromq.listener import EventListener, Publication
 
 
 async def main(events: str, replay: str) -> None:

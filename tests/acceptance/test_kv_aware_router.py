@@ -64,13 +64,13 @@ def routed_to(router: RunningRouter, pair: list[EventQuire], prompt: list[int]) 
     return number
 
 
-def heard(router: RunningRouter, one: EventQuire) -> int:
+def applied(router: RunningRouter, one: EventQuire) -> int:
     """Return how many batches of an engine's events the router has applied."""
     return sum(f"live sequence advanced source={one.url}" in plain(line) for line in router.output.lines)
 
 
-def until_heard(router: RunningRouter, one: EventQuire, count: int) -> None:
-    until(lambda: heard(router, one) > count, f"more than {count} batches of {one.url}")
+def until_applied(router: RunningRouter, one: EventQuire, count: int) -> None:
+    until(lambda: applied(router, one) > count, f"more than {count} batches of {one.url}")
 
 
 def test_the_router_knows_what_went_to_an_engine_directly(pair: list[EventQuire]) -> None:
@@ -80,10 +80,10 @@ def test_the_router_knows_what_went_to_an_engine_directly(pair: list[EventQuire]
         router = RunningRouter("vllm-router", [one.url for one in pair], *options, *sources, "--log-level", "debug")
         stack.enter_context(closing(router))
         for one in pair:
-            until_heard(router, one, 0)
+            until_applied(router, one, 0)
         for number, prompt in enumerate(PROMPTS):
             one = pair[number % 2]
-            before = heard(router, one)
+            before = applied(router, one)
             one.complete(prompt)
-            until_heard(router, one, before + 1)  # a heartbeat may be the first
+            until_applied(router, one, before + 1)  # a heartbeat may be the first
             assert routed_to(router, pair, prompt) == number % 2

@@ -20,7 +20,7 @@ import pytest
 
 from bench.loads.http_server import free_address
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, kvmanager_pb2_grpc, pins_pb2
-from services.engine.events.vllm_format import wire_hash
+from services.engine.events.zeromq.vllm_format import wire_hash
 from tests.acceptance.conftest import Record
 from tests.acceptance.event_consumers import (
     AskedConsumer,

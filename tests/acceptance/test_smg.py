@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             return running.enter_context(closing(RunningService(label, *arguments)))
 
         manager = start("kvmanager", "--listen", f"unix:{folder}/kvmanager.sock")
-        options = ("--kvmanager", manager.address, "--model", "demo", "--device-blocks", "1024", "--smg")
+        options = ("--kvmanager", manager.address, "--model", "demo", "--device-blocks", "512", "--smg")
         engines = [start("engine", "--listen", "127.0.0.1:0", "--engine-id", f"e{at}", *options) for at in range(2)]
         for one in engines:
             one.output.wait_for("engine is ready")
@@ -206,7 +206,7 @@ def index_is_that_of_the_engines(cluster: Cluster) -> bool:
 
 
 def test_the_index_of_smg_has_the_blocks_of_each_engine(cluster: Cluster) -> None:
-    for number in range(40):  # more than the pools hold
+    for number in range(24):  # more than the pools hold
         cluster.smg_answer("/v1/completions", prompt=session(100 + number, 60), max_tokens=2, temperature=0)
     until(lambda: index_is_that_of_the_engines(cluster), "equal")
     assert all(count > 0 for count in cluster.smg.indexed_blocks().values())

@@ -34,6 +34,7 @@ class AlertStack:
     def __init__(self, folder: Path, model: str, kept_blocks: Path | None = None) -> None:
         keys = write_keys(folder / "keys.toml", KEYS)
         self.ports = {name: _free_port() for name in ("kvmanager", "engine", "gateway")}
+        self.kv_events, self.kv_event_replays = (f"{METRICS_HOST}:{_free_port()}" for _ in range(2))
         self.to_manager = Forwarder(folder / "kvmanager.sock")
         self.to_engine = Forwarder(folder / "engine.sock")
         self._commands = {
@@ -42,7 +43,9 @@ class AlertStack:
                 *("--listen", f"unix:{folder}/engine.sock", "--engine-id", "one", "--model", model),
                 *("--kvmanager", self.to_manager.address, "--heartbeat-seconds", "0.2", "--threads", "1"),
                 *("--device-blocks", str(POOL_BLOCKS), "--max-sequences", str(SEQUENCES), "--preemption", "recompute"),
-                *("--keep-blocks", str(kept_blocks or "off"), "--verify-blocks", "1"),
+                *("--keep-blocks", str(kept_blocks or "off"), "--verify-blocks", "1", "--smg"),
+                *("--kv-events-listen", self.kv_events, "--kv-events-replay-listen", self.kv_event_replays),
+                *("--kv-events-queue", "1"),
             ),
             "gateway": (
                 *("--listen", f"unix:{folder}/gateway.sock", "--engines", self.to_engine.address),
@@ -63,6 +66,10 @@ class AlertStack:
     @property
     def kvmanager(self) -> kvmanager_pb2_grpc.KVManagerStub:
         return kvmanager_pb2_grpc.KVManagerStub(self._services["kvmanager"].channel)
+
+    @property
+    def engine_channel(self) -> grpc.Channel:
+        return self._services["engine"].channel
 
     @property
     def address(self) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import zmq
+from smg_grpc_proto import vllm_engine_pb2_grpc as smg_grpc
+from smg_grpc_proto.generated import common_pb2 as smg_pb2
 
 from quire.v1 import kvmanager_pb2 as pb
 from services.engine.kept.memory_file import MemoryFile
@@ -302,6 +305,23 @@ def test_alerts_of_broken_links(watch: Watch, stack: AlertStack) -> None:
     )
 
 
+def test_alerts_of_routers_that_do_not_follow_the_events(watch: Watch, stack: AlertStack) -> None:
+    watch.see(
+        "a subscriber of KV events does not read, and another one's requests for replays are none",
+        ("QuireKVEventsMissed", "QuireKVEventReplaysFail"),
+        clients(stack, 6, 60),
+        _unread_events(stack),
+        repeated(lambda ended: _ask_wrongly(stack, ended)),
+    )
+    watch.see(
+        "the KV manager's answers come in bursts, whose events do not fit the queue of smg's stream",
+        ("QuireSmgFallsBehind",),
+        clients(stack, 6, 60),
+        repeated(lambda ended: _follow_as_smg(stack, ended)),
+        stack.slowed("kvmanager", 0.2, 0.05),
+    )
+
+
 def test_alerts_of_flipped_bits(watch: Watch, stack: AlertStack, kept_blocks: Path) -> None:
     """The last one: wrong blocks stay withheld in the memory."""
     memory = FaultyMemory(kept_blocks)
@@ -390,6 +410,29 @@ def _disagree(stack: AlertStack, ended: threading.Event) -> None:
 def _damaged(stack: AlertStack) -> Iterator[None]:
     stack.damage()
     yield
+
+
+@contextmanager
+def _unread_events(stack: AlertStack) -> Iterator[None]:
+    """Subscribe with small buffers, and do not read."""
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.linger, subscriber.rcvhwm, subscriber.rcvbuf = 0, 1, 4096
+        subscriber.subscribe(b"")
+        subscriber.connect(f"tcp://{stack.kv_events}")
+        yield
+
+
+def _ask_wrongly(stack: AlertStack, ended: threading.Event) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(f"tcp://{stack.kv_event_replays}")
+        while not ended.wait(0.5):
+            client.send_multipart([b"", b"no number"])
+
+
+def _follow_as_smg(stack: AlertStack, ended: threading.Event) -> None:
+    request = smg_pb2.SubscribeKvEventsRequest()
+    read(smg_grpc.VllmEngineStub(stack.engine_channel).SubscribeKvEvents(request, timeout=CALL_SECONDS), ended)
 
 
 def _cut(cut: Callable[[], Any], ended: threading.Event) -> None:

@@ -194,6 +194,7 @@ def under_load(
     quire = start_quire(
         *("--model", str(tiny_model("llama")), "--device-blocks", str(POOL_BLOCKS), "--api-keys", str(keys)),
         *("--host-blocks", str(HOST_BLOCKS), "--preemption", "recompute", "--http-listen", "127.0.0.1:0"),
+        *("--kv-events-listen", "127.0.0.1:0", "--kv-events-replay-listen", "127.0.0.1:0", "--smg"),
         *("--kv-cache-metrics-sample", "1", "--metrics-compat", "vllm", "--speculate-ngram", "8"),
     )
     targets = {name: url.split("/")[2] for name, url in quire.metrics_urls.items()}

@@ -98,7 +98,7 @@ def announced(address: str) -> Announced:
     """Return the hash and medium of each block in the snapshot of an engine, with its parent's hash and its tokens."""
     zmq = pytest.importorskip("zmq")
     pytest.importorskip("msgspec")
-    from services.engine.events.vllm_format import BlockStored, decode
+    from services.engine.events.zeromq.vllm_format import BlockStored, decode
 
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger, socket.rcvtimeo = 0, CALL_SECONDS * 1000

@@ -81,7 +81,7 @@ def curve(file: Path) -> None:
     public key goes to standard output: a line for --kv-events-curve-clients.
     """
     try:
-        from services.engine.events.curve import CurveKeys
+        from services.engine.events.zeromq.curve import CurveKeys
     except ImportError as error:
         raise click.ClickException(f"this needs pyzmq: install the extra `routers` ({error})") from error
     keys = CurveKeys.new()
@@ -92,3 +92,4 @@ def curve(file: Path) -> None:
     with os.fdopen(descriptor, "wb") as opened:
         opened.write(keys.secret + b"\n")
     click.echo(keys.public.decode())
+    click.echo(f"The secret key is in {str(file)!r}", err=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from engine.errors import ModelUnsupported
+from services.cli.local.engines import split_engine
 from services.cli.local.instances import Instance, NoSuchInstance, published, reachable, running
 from services.cli.local.preflight import check_addresses, check_files
 from services.cli.local.process import Print
@@ -49,7 +50,7 @@ def serve(
         try:
             _check_name(local)
             check_files(gateway, engine, kvmanager)
-            check_addresses(gateway, kvmanager, metrics.values())
+            check_addresses(gateway, split_engine(engine, local.engines), kvmanager, metrics.values())
             engine = engine_with_folder(engine)
             check_generation(engine.generation_config, Path(engine.model))
         except (InvalidSetting, ModelUnavailable, ModelUnsupported, NoSuchInstance) as error:

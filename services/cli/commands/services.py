@@ -121,6 +121,7 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
     of_kvmanager = (*_OF_PORTS, *_OF_SERVES_KVMANAGER) if values["map_listen"] else _OF_SERVES_KVMANAGER
     kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_kvmanager}))
     try:
+        engine.check_event_exposure()
         split_engine(engine, local.engines)
         metrics = metrics_addresses(metrics_listen, local.engines)
     except ValueError as error:

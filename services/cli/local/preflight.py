@@ -1,6 +1,6 @@
 """Checks of files and addresses before `quire serve` starts a service or fetches a model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.engine.settings import EngineSettings
@@ -29,7 +29,9 @@ def check_files(gateway: GatewaySettings, engine: EngineSettings, kvmanager: KVM
         raise InvalidSetting(f"record_folder must be a folder, not the file {kvmanager.record_folder!r}")
 
 
-def check_addresses(gateway: GatewaySettings, kvmanager: KVManagerSettings, metrics: Iterable[str]) -> None:
+def check_addresses(
+    gateway: GatewaySettings, engines: Sequence[EngineSettings], kvmanager: KVManagerSettings, metrics: Iterable[str]
+) -> None:
     """Bind the addresses for a moment. Raises InvalidSetting, naming the setting."""
     from services.runtime.transport import listen_fault
 
@@ -38,6 +40,8 @@ def check_addresses(gateway: GatewaySettings, kvmanager: KVManagerSettings, metr
         ("http_listen", gateway.http_listen),
         ("map_listen", kvmanager.map_listen),
         *(("metrics_listen", address) for address in metrics),
+        *(("kv_events_listen", engine.kv_events_listen) for engine in engines),
+        *(("kv_events_replay_listen", engine.kv_events_replay_listen) for engine in engines),
     ]
     for name, address in addresses:
         if address and (fault := listen_fault(address)):

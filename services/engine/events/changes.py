@@ -23,15 +23,20 @@ class KeyPlace(NamedTuple):
 class Stored(NamedTuple):
     """Keys of one chain that a place has now, each the parent of the next.
 
-    `parent` is the key before the first one, None at the beginning of a prompt. `token_ids` has the tokens of each
-    block. `salt` is a digest of the salt of the chain, empty without a salt.
+    `parent` is the key before the first one, None at the beginning of a prompt. `tokens` has those of each block as C
+    ints, which the garbage collector does not traverse. `salt` is a digest of the chain's salt, empty without a salt.
     """
 
     place: KeyPlace
     parent: bytes | None
     keys: Sequence[bytes]
-    token_ids: Sequence["array[int]"]
+    tokens: Sequence[bytes]
     salt: str
+
+    @property
+    def token_ids(self) -> "array[int]":
+        """The tokens of all blocks, one after the other."""
+        return array("i", b"".join(self.tokens))
 
 
 class Removed(NamedTuple):

@@ -15,7 +15,7 @@ from services.engine.observer import EventStats
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
-    from services.engine.events.publisher import EventPublisher
+    from services.engine.events.zeromq.publisher import EventPublisher
 
 _NANOSECONDS_OF_A_MICROSECOND = 1000
 
@@ -44,7 +44,8 @@ class EngineEvents:
         """Listen. Raises AddressUnavailable."""
         if self._publisher:
             await self._publisher.bind()
-            log.info("KV events are published at %s", self._publisher.address)
+            replay = self._publisher.replay_address or "nowhere"
+            log.info("publishes KV events at %s, replays them at %s", self._publisher.address, replay)
 
     def follow(self, adopted: Mapping[bytes, OriginFields]) -> Follow:
         """Return what follows the engine's pool. `adopted` has the origins of keys that the pool has already."""
@@ -53,7 +54,7 @@ class EngineEvents:
     def begin(self, spec: PoolSpec) -> None:
         """Send what is published from now on, and answer requests for replays. After `bind`."""
         if self._publisher:
-            from services.engine.events.publisher import EventSource
+            from services.engine.events.zeromq.publisher import EventSource
 
             self._publisher.begin(self.stream, EventSource(spec.engine_id, spec.model, spec.block_size, spec.windows))
 
@@ -82,7 +83,7 @@ def _publisher(settings: EventSettings) -> "EventPublisher | None":
     if not settings.kv_events_listen:
         return None
     try:
-        from services.engine.events.publisher import EventPublisher
+        from services.engine.events.zeromq.publisher import EventPublisher
     except ImportError as error:
         needed = "install the extra `routers` of quire"
         raise InvalidSetting(f"kv_events_listen needs pyzmq and msgspec: {needed} ({error})") from error

@@ -14,7 +14,7 @@ from services.engine.events.changes import Cleared, KeyChange, Removed, Stored
 
 # Blocks in one batch: with 16 tokens a block some 32 KiB as msgpack. Larger blocks count as several.
 MOST_BLOCKS = 256
-_TOKENS_OF_A_BLOCK = 16
+_BYTES_OF_A_BLOCK = 16 * 4  # of its tokens
 # Blocks in the history, some 40 MB: a batch of a step has a few, so usually the number of batches is the limit.
 MOST_HISTORY_BLOCKS = 1 << 17
 
@@ -178,7 +178,7 @@ def pieces(change: KeyChange, most: int) -> Iterator[KeyChange]:
             yield change._replace(keys=keys)
         else:
             parent = change.keys[start - 1] if start else change.parent
-            yield change._replace(parent=parent, keys=keys, token_ids=change.token_ids[start : start + size])
+            yield change._replace(parent=parent, keys=keys, tokens=change.tokens[start : start + size])
 
 
 def size_of(changes: Sequence[KeyChange]) -> int:
@@ -194,5 +194,5 @@ def _blocks_of(change: KeyChange) -> int:
 
 
 def _weight(change: Stored) -> int:
-    """Return what a block counts: 1 for each `_TOKENS_OF_A_BLOCK` tokens."""
-    return max(1, len(change.token_ids[0]) // _TOKENS_OF_A_BLOCK) if change.token_ids else 1
+    """Return what a block counts: 1 for each 16 tokens."""
+    return max(1, len(change.tokens[0]) // _BYTES_OF_A_BLOCK) if change.tokens else 1

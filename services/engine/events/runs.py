@@ -1,13 +1,12 @@
 """Runs: keys that are announced one after the other, grouped into changes."""
 
-from array import array
 from collections.abc import Sequence
 
 from services.engine.events.changes import KeyChange, KeyPlace, Removed, Stored
 from services.engine.events.event_stream import MOST_BLOCKS
 from services.engine.events.origins import OriginFields
 
-_NONE: "tuple[list[bytes], list[array[int]], str]" = ([], [], "")
+_NONE: tuple[list[bytes], list[bytes], str] = ([], [], "")
 
 
 class Runs:
@@ -17,7 +16,7 @@ class Runs:
         """Start empty. `places` has each place with its bit."""
         self._places = places
         self._changes: list[KeyChange] = []
-        self._stored: dict[KeyPlace, tuple[list[bytes], list[array[int]], str]] = {}
+        self._stored: dict[KeyPlace, tuple[list[bytes], list[bytes], str]] = {}
         self._removed: dict[KeyPlace, list[bytes]] = {}
         self.blocks = 0
 
@@ -49,7 +48,7 @@ class Runs:
             self._stored[place] = keys, tokens, salt
             self._changes.append(Stored(place, None if first else hashed, keys, tokens, salt))
         keys.append(key)
-        tokens.append(array("i", own))
+        tokens.append(own)
 
     def _remove(self, place: KeyPlace, key: bytes) -> None:
         keys = self._removed.get(place)

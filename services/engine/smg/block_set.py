@@ -64,8 +64,8 @@ class BlockSet:
 
     def _add(self, stored: Stored) -> None:
         bit, hashed, first = self._bit(stored.place), stored.parent or b"", stored.parent is None
-        for key, token_ids in zip(stored.keys, stored.token_ids, strict=True):
-            self._origins[key] = hashed, first, token_ids.tobytes(), stored.salt
+        for key, tokens in zip(stored.keys, stored.tokens, strict=True):
+            self._origins[key] = hashed, first, tokens, stored.salt
             self._places[key] = self._places.get(key, 0) | bit
             hashed, first = key, False
 

@@ -1,5 +1,6 @@
 """KV events in smg's messages."""
 
+from array import array
 from collections.abc import Iterable, Iterator
 
 from smg_grpc_proto.generated import common_pb2
@@ -38,10 +39,9 @@ def _stored(change: Stored) -> common_pb2.KvBlocksStored:
         tier=tier,
         **_place(change.place),
     )
-    for key, tokens in zip(change.keys, change.token_ids, strict=True):
-        message.blocks.add(
-            block_hash=wire_hash(key), token_ids=tokens.tolist(), block_size=len(tokens), cache_level=level
-        )
+    for key, own in zip(change.keys, change.tokens, strict=True):
+        tokens = array("i", own).tolist()
+        message.blocks.add(block_hash=wire_hash(key), token_ids=tokens, block_size=len(tokens), cache_level=level)
     if change.salt and change.parent is None:
         message.blocks[0].extra_keys.add(text=change.salt)
     return message

@@ -18,7 +18,7 @@ class Subscriber:
         self._behind = True  # the queue does not continue what was taken
         self._waiting: deque[EventBatch] = deque()
         self._woken = asyncio.Event()
-        self.overruns = 0
+        self._overruns = 0
         self.close = stream.listen(self._put)
 
     def take(self) -> Sequence[EventBatch] | None:
@@ -33,6 +33,11 @@ class Subscriber:
         self._waiting.clear()
         self._next = batches[-1].sequence + 1 if batches else self._next
         return batches
+
+    def take_overruns(self) -> int:
+        """Return how often more batches came than the queue holds, since the last call."""
+        overruns, self._overruns = self._overruns, 0
+        return overruns
 
     def continue_behind(self, sequence: int) -> None:
         """Continue with the batch behind a sequence number, which the subscriber has."""
@@ -49,7 +54,7 @@ class Subscriber:
 
     def _put(self, batch: EventBatch) -> None:
         if not self._behind and len(self._waiting) == self._most_batches:
-            self._behind, self.overruns = True, self.overruns + 1
+            self._behind, self._overruns = True, self._overruns + 1
             self._waiting.clear()
         if not self._behind:
             self._waiting.append(batch)

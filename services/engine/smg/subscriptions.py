@@ -59,11 +59,12 @@ class Subscriptions:
                     yield message
             finally:
                 subscriber.close()
-                self._add(catch_ups=subscriber.overruns)
+                self._add(catch_ups=subscriber.take_overruns())
 
     async def _messages(self, subscriber: Subscriber, messages: "_Messages") -> AsyncIterator[common_pb2.KvEventBatch]:
         snapshots = 0
         while True:
+            self._add(catch_ups=subscriber.take_overruns())
             if early := messages.load(self._heartbeat_seconds):
                 yield early
             if (batches := subscriber.take()) is None:

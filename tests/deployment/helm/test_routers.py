@@ -345,7 +345,7 @@ def test_values_with_which_routers_would_see_too_much_or_nothing_are_refused(val
     [
         ("engine.settings.kv_events_listen", "0.0.0.0:1", "additional properties 'kv_events_listen' not allowed"),
         ("engine.settings.kv_events_insecure", True, "additional properties 'kv_events_insecure' not allowed"),
-        ("engine.settings.kv_events_history", 0, "at '/engine/settings/kv_events_history': minimum: got 0, want 1"),
+        ("engine.settings.kv_events_history", 0, "at '/engine/settings/kv_events_history': minimum: got 0, want 64"),
         ("engine.settings.kv_events_form", "list", "at '/engine/settings/kv_events_form': value must be one of 'map'"),
         ("engine.inferencePool.endpointPicker.port", 0, "endpointPicker/port': minimum: got 0, want 1"),
         ("engine.inferencePool.endpointPicker.failureMode", "Open", "failureMode': value must be one of 'FailOpen'"),

@@ -1,5 +1,6 @@
 """Whoever follows KV events: the keys of each place, with checks that the events are in an order that all can apply."""
 
+from array import array
 from collections import defaultdict
 
 from blocks import block_key
@@ -28,12 +29,14 @@ class FollowedKeys:
 
     def _store(self, change: Stored):
         assert change.keys
-        assert len(change.keys) == len(change.token_ids)
+        assert len(change.keys) == len(change.tokens)
         parent = change.parent
         if self.strict and parent is not None and change.place.kind == 0:
             assert parent in self.of_kind(0), "parents come first"
-        for key, tokens in zip(change.keys, change.token_ids, strict=True):
-            assert parent is None or block_key(parent, tokens) == key, "a key is the hash of its parent and its tokens"
+        for key, tokens in zip(change.keys, change.tokens, strict=True):
+            assert parent is None or block_key(parent, array("i", tokens)) == key, (
+                "a key is the hash of its parent and its tokens"
+            )
             self.parents[key] = parent
             self.places[change.place].add(key)
             parent = key

@@ -9,9 +9,9 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.event_stream import EventStream
-from services.engine.events.listener import EventListener, Publication
-from services.engine.events.publisher import EventPublisher, EventSource
-from services.engine.events.replay import sequence_bytes
+from services.engine.events.zeromq.listener import EventListener, Publication
+from services.engine.events.zeromq.publisher import EventPublisher, EventSource
+from services.engine.events.zeromq.replay import sequence_bytes
 from services.engine.settings import EngineSettings
 from tests.key_changes import BLOCK_SIZE, Keys
 

@@ -146,8 +146,8 @@ def test_a_chain_is_stored_in_one_change_with_its_tokens_and_a_digest_of_its_sal
     step(allocates=[salted(1, [1, 2, 3, 4, 5], b"tenant")])
     (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     keys = pool.device.keys.keys_of([1, 2])
-    assert stored == Stored(KeyPlace(0, Medium.GPU), None, keys, stored.token_ids, salt_digest(b"tenant"))
-    assert [list(tokens) for tokens in stored.token_ids] == [[1, 2], [3, 4]]
+    assert stored == Stored(KeyPlace(0, Medium.GPU), None, keys, stored.tokens, salt_digest(b"tenant"))
+    assert stored.token_ids.tolist() == [1, 2, 3, 4]
     assert b"tenant".hex() not in stored.salt
     assert announcements.origin(keys[1]).parent == keys[0]
 
@@ -229,7 +229,7 @@ def test_an_evicted_key_is_stored_on_the_host_before_it_is_removed_from_the_devi
     (stored,) = step(commits=[Commit(1, 0, [1, 2])])
     step(frees=[Free(1, FreeReason.FINISHED)])
     host, device = step(allocates=[allocate(2, list(range(10, 25)))])
-    assert host == Stored(KeyPlace(0, Medium.CPU), None, stored.keys, stored.token_ids, "")
+    assert host == Stored(KeyPlace(0, Medium.CPU), None, stored.keys, stored.tokens, "")
     assert device == Removed(KeyPlace(0, Medium.GPU), stored.keys)
     assert len(announcements) == 1
 

@@ -19,7 +19,7 @@ import pytest
 
 from services.engine.events.changes import Cleared, KeyChange, Stored
 from services.engine.events.event_stream import EventBatch
-from services.engine.events.vllm_format import FULL_ATTENTION, AttentionKind, Encoder, wire_hash
+from services.engine.events.zeromq.vllm_format import FULL_ATTENTION, AttentionKind, Encoder, wire_hash
 from tests.key_changes import BLOCK_SIZE, PLACES, removed, stored
 
 CHANGES: list[KeyChange] = [stored(0, 3, salt="5a17"), stored(3, 2, parent=2), removed(4), Cleared()]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.events.curve import AllowedClients, CurveKeys
-from services.engine.events.publisher import EventPublisher
+from services.engine.events.zeromq.curve import AllowedClients, CurveKeys
+from services.engine.events.zeromq.publisher import EventPublisher
 from services.engine.settings import EngineSettings
 from services.runtime.settings import InvalidSetting
 from tests.services.engine.events.publication import ANY, listening, published, settle, until

@@ -34,7 +34,7 @@ def flat(parts: Sequence[Sequence[KeyChange]]) -> list[tuple[object, ...]]:
     for change in (one for part in parts for one in part):
         if isinstance(change, Stored):
             parents = [change.parent, *change.keys[:-1]]
-            found += [("stored", *one) for one in zip(parents, change.keys, change.token_ids, strict=True)]
+            found += [("stored", *one) for one in zip(parents, change.keys, change.tokens, strict=True)]
         else:
             found += [("removed", one) for one in change.keys] if isinstance(change, Removed) else [("cleared",)]
     return found

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from services.engine.events.changes import Cleared, Stored
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.follower import Follower
-from services.engine.events.snapshots import Numbering, SnapshotOutgrown, snapshot
-from services.engine.events.vllm_format import FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder, WireEvent, decode
+from services.engine.events.zeromq.follower import Follower
+from services.engine.events.zeromq.snapshots import Numbering, SnapshotOutgrown, snapshot
+from services.engine.events.zeromq.vllm_format import (
+    FULL_ATTENTION,
+    SLIDING_WINDOW,
+    AttentionKind,
+    Encoder,
+    WireEvent,
+    decode,
+)
 from tests.key_changes import BLOCK_SIZE, Keys, stored
 
 EPOCH = 1 << 40
@@ -172,7 +179,7 @@ def test_a_state_that_outgrows_its_numbers_ends_the_snapshot() -> None:
 def test_large_blocks_leave_numbers_for_more_batches() -> None:
     stream = EventStream(EPOCH, lambda: 1.0, 10)
     one = stored(0, 100)
-    large = Stored(one.place, one.parent, one.keys, [tokens * 400 for tokens in one.token_ids], "")
+    large = Stored(one.place, one.parent, one.keys, [tokens * 400 for tokens in one.tokens], "")
     stream.publish([large])
     stream.snapshot = lambda: iter([[Cleared()], [large]])  # type: ignore[assignment,return-value]
     found = [batch for batch in snapshot(stream, 5) if batch]

@@ -15,7 +15,7 @@ LOCAL, OPEN = "127.0.0.1:5557", "0.0.0.0:5557"
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"kv_events_replay_listen": LOCAL}, "kv_events_listen must not be  with kv_events_replay_listen"),
+        ({"kv_events_replay_listen": LOCAL}, "kv_events_listen must not be empty with kv_events_replay_listen"),
         ({"kv_events_listen": LOCAL, "kv_events_replay_listen": LOCAL}, "kv_events_replay_listen must differ from"),
         ({"kv_events_listen": "no port"}, "kv_events_listen must be host:port"),
         ({"kv_events_listen": "127.0.0.1:70000"}, "kv_events_listen: the port must be between 0 and 65535"),
@@ -23,10 +23,10 @@ LOCAL, OPEN = "127.0.0.1:5557", "0.0.0.0:5557"
         ({"kv_events_listen": LOCAL, "kv_events_topic": "a\nb"}, "kv_events_topic must be printable text"),
         ({"kv_events_listen": LOCAL, "kv_events_history": 10}, "kv_events_history must be at least 64"),
         ({"kv_events_listen": LOCAL, "kv_events_queue": 0}, "kv_events_queue must be at least 1"),
-        ({"kv_events_curve_key": "file"}, "kv_events_listen must not be  with kv_events_curve_key"),
+        ({"kv_events_curve_key": "file"}, "kv_events_listen must not be empty with kv_events_curve_key"),
         (
             {"kv_events_listen": LOCAL, "kv_events_curve_clients": "file"},
-            "kv_events_curve_key must not be  with kv_events_curve_clients",
+            "kv_events_curve_key must not be empty with kv_events_curve_clients",
         ),
     ],
 )

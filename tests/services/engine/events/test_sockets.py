@@ -11,10 +11,10 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.changes import Cleared
-from services.engine.events.listener import Publication
-from services.engine.events.publisher import EventPublisher
-from services.engine.events.replay import Replays, parse_request, sequence_bytes
-from services.engine.events.vllm_format import AllBlocksCleared, BlockStored, decode
+from services.engine.events.zeromq.listener import Publication
+from services.engine.events.zeromq.publisher import EventPublisher
+from services.engine.events.zeromq.replay import Replays, parse_request, sequence_bytes
+from services.engine.events.zeromq.vllm_format import AllBlocksCleared, BlockStored, decode
 from services.engine.settings import EngineSettings
 from services.runtime.transport import AddressUnavailable
 from tests.key_changes import BLOCK_SIZE, stored

@@ -9,7 +9,7 @@ import pytest
 
 from services.engine.events.changes import Cleared, KeyChange, KeyPlace, Medium, Removed, Stored
 from services.engine.events.event_stream import EventBatch
-from services.engine.events.vllm_format import (
+from services.engine.events.zeromq.vllm_format import (
     FULL_ATTENTION,
     SLIDING_WINDOW,
     AttentionKind,
@@ -29,7 +29,7 @@ def key(number: int) -> bytes:
 
 
 def chain(place: KeyPlace, parent: bytes | None, numbers: list[int], tokens: list[list[int]], salt: str = "") -> Stored:
-    return Stored(place, parent, [*map(key, numbers)], [array("i", one) for one in tokens], salt)
+    return Stored(place, parent, [*map(key, numbers)], [array("i", one).tobytes() for one in tokens], salt)
 
 
 GPU, CPU = Medium.GPU, Medium.CPU

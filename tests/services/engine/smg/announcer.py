@@ -92,7 +92,7 @@ class Announcer:
         return []
 
     def _stored(self, key: bytes, place: KeyPlace) -> Stored:
-        return Stored(place, self._parents[key], [key], [array("i", [*key[:2]])], "")
+        return Stored(place, self._parents[key], [key], [array("i", [*key[:2]]).tobytes()], "")
 
 
 class SmgIndex:

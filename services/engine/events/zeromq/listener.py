@@ -1,4 +1,4 @@
-"""Follows the KV events of an engine, ours or vLLM's, over ZeroMQ. Needs pyzmq and msgspec, of the extra `routers`.
+"""Follows the KV events of an engine, ours or vLLM's, over ZeroMQ.
 
 It subscribes, asks for a snapshot, applies each batch, and asks for those that are missing. An engine that restarted
 has higher numbers, which are a gap, and the answer is a snapshot of the new process; vLLM then has lower ones. Without
@@ -13,16 +13,17 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from services.engine.events.curve import CurveKeys
-from services.engine.events.follower import Follower
-from services.engine.events.replay import END, SNAPSHOT, sequence_bytes
-from services.engine.events.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
+from services.engine.events.zeromq.curve import CurveKeys
+from services.engine.events.zeromq.follower import Follower
+from services.engine.events.zeromq.replay import END, SNAPSHOT, sequence_bytes
+from services.engine.events.zeromq.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
 
 _REPLAY_SECONDS = 10.0
 # vLLM's publisher ignores a request for a snapshot.
 _SNAPSHOT_SECONDS = 3.0
 _RECEIVE_QUEUE = 10_000
 _MOST_BYTES = 64 << 20
+_RECONNECT_MILLISECONDS = 2000
 
 
 class Description(msgspec.Struct):
@@ -144,6 +145,7 @@ class EventListener:
         socket.linger = 0
         socket.maxmsgsize = _MOST_BYTES
         socket.ipv6 = True
+        socket.reconnect_ivl_max = _RECONNECT_MILLISECONDS
         if publication.keys and publication.server:
             socket.curve_publickey, socket.curve_secretkey = publication.keys
             socket.curve_serverkey = publication.server

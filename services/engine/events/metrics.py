@@ -1,4 +1,4 @@
-"""Prometheus metrics of KV events, as tables like those of `metrics`. They have no series without events."""
+"""Prometheus metrics of KV events, as tables, like the engine's. They have no series without events."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""KV events as vLLM writes them, from values to msgpack and back. Needs msgspec, of the extra `routers`.
+"""KV events as vLLM writes them, from values to msgpack and back.
 
 Source: `distributed/kv_events.py` of vLLM 0.32 and 0.33. A batch is an array `[timestamp, events, rank]`, where the
 timestamp is in seconds since 1970. An event is a map with its name as `type` (vLLM since 0.24), or an array that begins
@@ -133,7 +133,7 @@ class Encoder:
         return event(
             [*map(wire_hash, change.keys)],
             None if change.parent is None else wire_hash(change.parent),
-            [token for tokens in change.token_ids for token in tokens],
+            change.token_ids.tolist(),
             self._block_size,
             None,
             change.place.medium.value,

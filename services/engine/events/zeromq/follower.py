@@ -1,9 +1,9 @@
-"""The blocks that KV events say an engine has, and which batches are missing. Needs msgspec, of the extra `routers`."""
+"""The blocks that KV events say an engine has, and which batches are missing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from services.engine.events.vllm_format import AllBlocksCleared, BlockStored, WireEvent, hashes, place_of
+from services.engine.events.zeromq.vllm_format import AllBlocksCleared, BlockStored, WireEvent, hashes, place_of
 
 WirePlace = tuple[int, str]
 

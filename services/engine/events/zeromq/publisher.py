@@ -1,4 +1,4 @@
-"""Publishes KV events over ZeroMQ, in vLLM's wire format. Needs pyzmq and msgspec, of the extra `routers`.
+"""Publishes KV events over ZeroMQ, in vLLM's wire format.
 
 Two sockets. One sends each batch to all subscribers as three frames: topic, sequence number (8 bytes, big-endian),
 payload (`vllm_format`). At the other one they ask for batches that they missed (`replay`).
@@ -19,12 +19,12 @@ import zmq.asyncio
 
 from blocks import WindowKind
 from services.engine.events.changes import Cleared
-from services.engine.events.curve import CurveServer
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.replay import QUEUE, Outcome, Replays, Source, sequence_bytes
 from services.engine.events.settings import EventSettings, PublisherStats
-from services.engine.events.sockets import Connections, listen
-from services.engine.events.vllm_format import CHUNKED, FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder
+from services.engine.events.zeromq.curve import CurveServer
+from services.engine.events.zeromq.replay import QUEUE, Outcome, Replays, Source, sequence_bytes
+from services.engine.events.zeromq.sockets import Connections, listen
+from services.engine.events.zeromq.vllm_format import CHUNKED, FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder
 from services.runtime.transport import AddressUnavailable
 
 # At the end, for the last batch to leave the process.

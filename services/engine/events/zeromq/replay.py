@@ -1,4 +1,4 @@
-"""Answers subscribers that missed batches: with these, or with a snapshot. Needs pyzmq, of the extra `routers`.
+"""Answers subscribers that missed batches: with these, or with a snapshot.
 
 Requests and answers are vLLM's (`distributed/kv_events.py`, 0.32), on a ROUTER socket:
 
@@ -31,7 +31,7 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.snapshots import SnapshotOutgrown, snapshot
+from services.engine.events.zeromq.snapshots import SnapshotOutgrown, snapshot
 
 SNAPSHOT = b"snapshot"
 END = b"\xff" * 8

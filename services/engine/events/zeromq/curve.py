@@ -1,4 +1,4 @@
-"""CURVE keys of KV events: files of keys, and which clients they admit. Needs pyzmq, of the extra `routers`.
+"""CURVE keys of KV events: files of keys, and which clients they admit.
 
 A key is a line of 40 characters in Z85. Lines that are empty, or begin with #, as no key does, are skipped.
 Source: ZeroMQ's RFC 26 (CurveZMQ), 27 (ZAP) and 32 (Z85).

@@ -1,4 +1,4 @@
-"""Listening ZeroMQ sockets: their addresses, bounds and connections. Needs pyzmq, of the extra `routers`."""
+"""Listening ZeroMQ sockets: their addresses, bounds and connections."""
 
 import os
 import socket as network
@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from services.engine.events.curve import CurveServer
+from services.engine.events.zeromq.curve import CurveServer
 from services.runtime.transport import AddressUnavailable
 
 # Of a message that is received: a subscription or a request.

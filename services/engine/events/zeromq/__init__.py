@@ -1,0 +1,1 @@
+"""KV events over ZeroMQ, in the wire format of vLLM: the publisher, and a listener. Needs the extra `routers`."""
