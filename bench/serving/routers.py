@@ -4,7 +4,8 @@ Arms: our gateway over two engines; smg over two engines by gRPC, which receives
 gateways with an engine each, of which it sees the text of requests only. The engines compute nothing, but their
 servers, schedulers and pools are real. All arms get the same prompts at the same times, over HTTP, as chats: text,
 because smg and vllm-router tokenize or compare it themselves. A repetition runs each arm once, in an order that
-changes, and our gateway once more. The hit rate is that of the engines: cached prompt tokens over all.
+changes, our gateway once more, and once with requests to its engines in turn, for comparison. The hit rate is that of
+the engines: cached prompt tokens over all.
 """
 
 import os
@@ -21,6 +22,7 @@ from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.terms import Terms
 from bench.report.verdict import null_interval
+from services.gateway.fleet.routing import RoutingPolicy
 from services.loadgen.clients.target import Target
 from services.loadgen.run import measure
 from services.loadgen.statistics import Objectives
@@ -36,31 +38,34 @@ from tests.scrape import Scrape
 
 ENGINES = 2
 MODEL = "demo"
-BLOCKS = 1024
+BLOCKS = 2048
 REPETITIONS = 2
-SPEEDUP = 24.0
+SPEEDUP = 8.0
 # Of the trace: time of a computed token, and sessions that begin in a second.
 MICROSECONDS_PER_TOKEN = 150.0
 SESSIONS_PER_SECOND = 0.2
-COPIES = 8
+COPIES = 6
 WINDOW_SECONDS = 60.0
 PROMPT_SEED, ARRIVAL_SEED = 7, 1
 VOCABULARY = 49_152
-GATEWAY, AGAIN = "gateway", "again"
+GATEWAY, AGAIN, IN_TURN = "gateway", "again", "round_robin"
 CODE = (
     *("blocks", "engine/schedule", "kvmanager", "services", "protos", "bench/serving/routers.py"),
     *("bench/loads/null_engine.py", "tests/acceptance/running_routers.py", "tests/acceptance/running_smg.py"),
 )
 
 
-class Fleet(NamedTuple):
+_BY_PREFIX = RoutingPolicy.PREFIX
+
+
+class RoutedEngines(NamedTuple):
     """Running engines, and the URL of what routes requests to them."""
 
     url: str
     engines: Sequence[RunningService]
 
 
-class Outcome(NamedTuple):
+class HitRates(NamedTuple):
     """The result of an arm: the share of prompt tokens that engines had, the same by engine, and failed requests."""
 
     hit_rate: float
@@ -98,10 +103,12 @@ class Starter:
             one.output.wait_for("engine is ready")
         return engines
 
-    def gateway(self, name: str, engines: Sequence[RunningService]) -> str:
+    def gateway(
+        self, name: str, engines: Sequence[RunningService], policy: RoutingPolicy = RoutingPolicy.PREFIX
+    ) -> str:
         """Start a gateway over engines, and return its URL."""
         addresses = ",".join(one.address for one in engines)
-        window = ("--routing-window-seconds", str(WINDOW_SECONDS / SPEEDUP))
+        window = ("--routing", policy.value, "--routing-window-seconds", str(WINDOW_SECONDS / SPEEDUP))
         http = ("--http-listen", "127.0.0.1:0")
         gateway = self._service("gateway", name, "--engines", addresses, *http, *window)
         gateway.output.wait_for("gateway is ready")
@@ -112,27 +119,33 @@ class Starter:
         return self.stack.enter_context(closing(RunningService(label, "--listen", listen, *arguments, module=module)))
 
 
-def _quire(start: Starter) -> Fleet:
+def _quire(start: Starter) -> RoutedEngines:
     engines = start.engines()
-    return Fleet(start.gateway("gateway", engines), engines)
+    return RoutedEngines(start.gateway("gateway", engines), engines)
 
 
-def _smg(start: Starter) -> Fleet:
+def _in_turn(start: Starter) -> RoutedEngines:
+    engines = start.engines()
+    return RoutedEngines(start.gateway("gateway", engines, RoutingPolicy.ROUND_ROBIN), engines)
+
+
+def _smg(start: Starter) -> RoutedEngines:
     engines = start.engines("--smg")
     router = start.stack.enter_context(closing(RunningSmg([one.address for one in engines])))
-    return Fleet(router.url, engines)
+    return RoutedEngines(router.url, engines)
 
 
-def _vllm_router(start: Starter) -> Fleet:
+def _vllm_router(start: Starter) -> RoutedEngines:
     engines = start.engines()
     workers = [start.gateway(f"gateway{number}", [one]) for number, one in enumerate(engines)]
     router = RunningRouter("vllm-router", workers, "--policy", "cache_aware")
-    return Fleet(start.stack.enter_context(closing(router)).url, engines)
+    return RoutedEngines(start.stack.enter_context(closing(router)).url, engines)
 
 
-ARMS: dict[str, Callable[[Starter], Fleet]] = {
+ARMS: dict[str, Callable[[Starter], RoutedEngines]] = {
     GATEWAY: _quire,
     AGAIN: _quire,
+    IN_TURN: _in_turn,
     "smg": _smg,
     "vllm_router": _vllm_router,
 }
@@ -140,7 +153,7 @@ ARMS: dict[str, Callable[[Starter], Fleet]] = {
 
 def main(repetitions: int) -> None:
     """Measure all arms, and publish."""
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in ARMS}
+    outcomes: dict[str, list[HitRates]] = {name: [] for name in ARMS}
     for number in repeated(repetitions, "routers", warm_up=False):
         for name in in_turn(list(ARMS), number):
             outcomes[name].append(measured(ARMS[name]))
@@ -148,7 +161,7 @@ def main(repetitions: int) -> None:
     publish("routers", rows_of(outcomes), repetitions, code=CODE, outcomes=found)
 
 
-def measured(arm: Callable[[Starter], Fleet]) -> Outcome:
+def measured(arm: Callable[[Starter], RoutedEngines]) -> HitRates:
     """Start the services of an arm, run the sessions, and return what the engines had."""
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         fleet = arm(Starter(stack, folder))
@@ -157,7 +170,7 @@ def measured(arm: Callable[[Starter], Fleet]) -> Outcome:
         tokens = [_prompt_tokens(one) for one in fleet.engines]
     cached, all_tokens = (sum(one) for one in zip(*tokens, strict=True))
     failed = summary.requests - summary.completed
-    return Outcome(cached / all_tokens, [own / total if total else 0.0 for own, total in tokens], failed)
+    return HitRates(cached / all_tokens, [own / total if total else 0.0 for own, total in tokens], failed)
 
 
 def _load() -> Load:
@@ -179,7 +192,7 @@ def _prompt_tokens(engine: RunningService) -> tuple[float, float]:
     return shown.value("quire_prompt_tokens_cached_total"), shown.value("quire_prompt_tokens_total")
 
 
-def rows_of(outcomes: dict[str, list[Outcome]]) -> list[Row]:
+def rows_of(outcomes: dict[str, list[HitRates]]) -> list[Row]:
     """Return the rows: each arm's hit rate, and that of other routers over our gateway's."""
     terms = Terms(processes=ENGINES, work="sessions of agents", start="cold")  # no model computes
     rows = []
@@ -190,7 +203,7 @@ def rows_of(outcomes: dict[str, list[Outcome]]) -> list[Row]:
             row("routers", f"{name}_failed_requests", sum(one.failed for one in runs), "1", terms={name: terms})
         )
     own, again = ([one.hit_rate for one in outcomes[name]] for name in (GATEWAY, AGAIN))
-    for name in outcomes.keys() - {GATEWAY, AGAIN}:
+    for name in [name for name in outcomes if name not in (GATEWAY, AGAIN)]:
         over = round(median(one.hit_rate for one in outcomes[name]) / median(own), 4)
         both = {name: terms, GATEWAY: terms}
         null = null_interval(own, again)

@@ -1,6 +1,8 @@
 """vllm-router with the policy kv_aware, which reads the KV events of the engines behind two gateways.
 
-It knows what it has not routed itself: prompts that went to a gateway directly.
+It knows what it has not routed itself: prompts that went to a gateway directly while it listened. It fills gaps through
+the replay socket, but keeps only answers whose numbers follow each other up to the live batch. So it drops snapshots,
+and after a late start it knows only what is stored from then on.
 """
 
 from collections.abc import Iterator
@@ -71,9 +73,7 @@ def until_applied(router: RunningRouter, one: EventQuire, count: int) -> None:
     until(lambda: applied(router, one) > count, f"more than {count} batches of {one.url}")
 
 
-def test_a_router_that_joins_late_and_one_that_is_there_know_what_each_engine_has(pair: list[EventQuire]) -> None:
-    for number, prompt in enumerate(PROMPTS[:2]):
-        pair[number].complete(prompt)
+def test_the_router_knows_what_went_to_an_engine_directly(pair: list[EventQuire]) -> None:
     options = ("--policy", "kv_aware", "--kv-event-model", "demo", "--kv-event-block-size", str(BLOCK_SIZE))
     sources = [option for one in pair for option in one.options]
     with ExitStack() as stack:
@@ -81,11 +81,9 @@ def test_a_router_that_joins_late_and_one_that_is_there_know_what_each_engine_ha
         stack.enter_context(closing(router))
         for one in pair:
             until_applied(router, one, 0)
-        for number, prompt in enumerate(PROMPTS[:2]):
-            assert routed_to(router, pair, prompt) == number, "of the snapshot"
-        for number, prompt in enumerate(PROMPTS[2:]):
+        for number, prompt in enumerate(PROMPTS):
             one = pair[number % 2]
             before = applied(router, one)
             one.complete(prompt)
             until_applied(router, one, before + 1)  # a heartbeat may be the first
-            assert routed_to(router, pair, prompt) == number % 2, "of live events"
+            assert routed_to(router, pair, prompt) == number % 2
