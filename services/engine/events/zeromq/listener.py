@@ -6,12 +6,14 @@ an address for replays it applies what it hears, and counts what it missed.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from services.engine.events.zeromq.curve import CurveKeys
 from services.engine.events.zeromq.follower import Follower
@@ -56,7 +58,10 @@ OnBatch = Callable[[int, Sequence[WireEvent]], None]
 
 
 class EventListener:
-    """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself."""
+    """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself.
+
+    `is_connected`: to the address of events, as of its last handshake. `has_heard`: a message has come.
+    """
 
     def __init__(self, publication: Publication, on_batch: OnBatch = lambda _sequence, _events: None) -> None:
         self.follower = Follower()
@@ -64,6 +69,8 @@ class EventListener:
         self.replays = 0
         self.invalid = 0
         self.complete = asyncio.Event()
+        self.is_connected = False
+        self.has_heard = False
         self._publication = publication
         self._on_batch = on_batch
 
@@ -72,11 +79,29 @@ class EventListener:
         with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
             socket.rcvhwm = _RECEIVE_QUEUE
             socket.subscribe(self._publication.topic)
-            self._connect(socket, self._publication.events)
-            if self._publication.replay:
-                await self._begin(context)
-            while True:
-                await self._hear(context, await socket.recv_multipart())
+            async with self._watched(socket):
+                self._connect(socket, self._publication.events)
+                if self._publication.replay:
+                    await self._begin(context)
+                while True:
+                    await self._hear(context, await socket.recv_multipart())
+
+    @asynccontextmanager
+    async def _watched(self, socket: zmq.asyncio.Socket) -> AsyncIterator[None]:
+        """Note whether a socket is connected, while the block runs."""
+        with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as monitor:
+            watching = asyncio.create_task(self._watch(monitor))
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                socket.disable_monitor()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            event = await recv_monitor_message(monitor)
+            self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     async def _begin(self, context: zmq.asyncio.Context) -> None:
         """Get the whole state: as a snapshot, or from a publisher that has none, what it kept."""
@@ -84,6 +109,7 @@ class EventListener:
             await self._replay(context, 0, _REPLAY_SECONDS)
 
     async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
+        self.has_heard = True
         if len(frames) != 3:
             self.invalid += 1
             return
@@ -113,6 +139,7 @@ class EventListener:
 
     def _take(self, frames: Sequence[bytes]) -> bool:
         """Take a message of an answer; return True at its end."""
+        self.has_heard = True
         if len(frames) != 3:
             self.invalid += 1
             return False
