@@ -45,7 +45,8 @@ class EngineEvents:
         if self._publisher:
             await self._publisher.bind()
             replay = self._publisher.replay_address or "nowhere"
-            log.info("publishes KV events at %s, replays them at %s", self._publisher.address, replay)
+            where = self._publisher.address, replay, self._publisher.protection
+            log.info("publishes KV events at %s, replays them at %s; they have the token ids of prompts, %s", *where)
 
     def follow(self, adopted: Mapping[bytes, OriginFields]) -> Follow:
         """Return what follows the engine's pool. `adopted` has the origins of keys that the pool has already."""

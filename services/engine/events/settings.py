@@ -86,7 +86,8 @@ class EventSettings:
     )
     smg: bool = setting(
         False,
-        "Serve on --listen also the service VllmEngine, which the router smg calls: generation and KV events.",
+        "Serve also the service VllmEngine, which the router smg calls at the engine's address: generation and KV "
+        "events, which contain the token ids of prompts.",
     )
 
     @property
@@ -105,3 +106,5 @@ class EventSettings:
     def check_event_exposure(self) -> None:
         """Raise InvalidSetting if other machines could read KV events without a key."""
         exposure.check_addresses(self, _LISTENING, "kv_events_curve_clients", "kv_events_insecure", _READ)
+        if self.smg:
+            exposure.check_addresses(self, ("listen",), "tls_client_ca", "kv_events_insecure", _READ)

@@ -50,6 +50,19 @@ def test_addresses_that_other_machines_reach_need_keys_of_clients(name: str, add
     EngineSettings(**values, kv_events_curve_key="file", kv_events_curve_clients="file").check_exposure()
 
 
+def test_smg_needs_clients_with_certificates_where_other_machines_reach_the_engine() -> None:
+    open_engine = {"listen": "0.0.0.0:1", "insecure": True}
+    EngineSettings(**open_engine).check_exposure()  # type: ignore[arg-type]
+    fault = (
+        r"^listen is 0\.0\.0\.0:1, .* whoever connects reads the token ids of prompts: set tls_client_ca, or kv_events_"
+    )
+    with pytest.raises(InvalidSetting, match=fault):
+        EngineSettings(**open_engine, smg=True).check_exposure()  # type: ignore[arg-type]
+    EngineSettings(**open_engine, smg=True, kv_events_insecure=True).check_exposure()  # type: ignore[arg-type]
+    files = {"tls_certificate": "c", "tls_key": "k", "tls_client_ca": "a"}
+    EngineSettings(listen="0.0.0.0:1", smg=True, **files).check_exposure()  # type: ignore[arg-type]
+
+
 def test_kv_events_do_not_open_the_engine() -> None:
     with pytest.raises(InvalidSetting, match=r"^listen is 0\.0\.0\.0:1, which other machines can reach"):
         EngineSettings(listen="0.0.0.0:1", kv_events_listen=LOCAL, kv_events_insecure=True).check_exposure()

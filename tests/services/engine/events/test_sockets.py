@@ -322,12 +322,11 @@ async def test_loopback_by_any_name(host: str) -> None:
 
 async def test_connections_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MOST_CONNECTIONS", 2)
-    async with published() as one:
-        async with listening(one.publication) as first, listening(one.publication) as second:
-            await until(lambda: first.complete.is_set() and second.complete.is_set())
-            async with listening(one.publication) as third:
-                await until(lambda: third.complete.is_set() and one.publisher.stats.refused["events"])
-                one.keys.grow(4)
-                await settle(one, first)
-                assert third.follower.expected is not None
-                assert third.follower.expected < one.stream.next_sequence
+    async with published() as one, listening(one.publication) as first, listening(one.publication) as second:
+        await until(lambda: first.complete.is_set() and second.complete.is_set())
+        async with listening(one.publication) as third:
+            await until(lambda: third.complete.is_set() and one.publisher.stats.refused["events"])
+            one.keys.grow(4)
+            await settle(one, first)
+            assert third.follower.expected is not None
+            assert third.follower.expected < one.stream.next_sequence
