@@ -1,6 +1,7 @@
 """KV events of one engine: the stream, what follows the pool, and what publishes."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from services.engine.events.zeromq.publisher import EventPublisher
 
 _NANOSECONDS_OF_A_MICROSECOND = 1000
+_KEY_BYTES = 32  # of the digests of salts: each process has its own
 
 log = logging.getLogger("quire.engine")
 
@@ -32,7 +34,7 @@ class EngineEvents:
         """
         epoch = started_ns // _NANOSECONDS_OF_A_MICROSECOND
         self.stream = EventStream(epoch, time.time, settings.kv_events_history)
-        self._salts = settings.kv_events_salts == PUBLISHED
+        self._salts = os.urandom(_KEY_BYTES) if settings.kv_events_salts == PUBLISHED else None
         self._publisher = _publisher(settings)
 
     @property
