@@ -1,6 +1,8 @@
 """Endpoints for operators and probes, and paths that are not served."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +11,7 @@ import httpx
 import pytest
 
 from tests.load import prompt_request
-from tests.running_quire import RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.services.gateway.http.responses import events, rejection
 from tests.services.gateway.http.scripted_server import ScriptedServer
 
@@ -27,7 +29,7 @@ def test_a_ping_is_answered_as_health(server: ScriptedServer, method: str) -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/ping", "/health", "/ready", "/live", "/load", "/server_info", "/version", "/v1/models"]
+    "path", ["/ping", "/health", "/ready", "/live", "/load", "/get_load", "/server_info", "/version", "/v1/models"]
 )
 def test_head_is_answered_as_get_without_a_body(server: ScriptedServer, path: str) -> None:
     head, get = server.client.head(path), server.client.get(path)
@@ -62,6 +64,39 @@ def test_the_load_is_the_number_of_requests_in_flight(server: ScriptedServer) ->
         server.call(server.handler.hold.set)
     server.settle()
     assert server.client.get("/load").json() == {"server_load": 0}
+
+
+def test_the_loads_of_engines_have_the_members_of_sglangs_server(server: ScriptedServer) -> None:
+    assert server.client.get("/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50},
+        {"dp_rank": 1, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0},
+    ]
+
+
+def test_the_loads_need_a_valid_key(server: ScriptedServer) -> None:
+    answer = server.client.get("/get_load", headers={"authorization": "Bearer wrong"})
+    assert rejection(answer) == (401, "invalid_api_key")
+
+
+def until_loads(http: httpx.Client, expected: list[dict[str, int]]) -> None:
+    """Wait until the engines have reported these loads."""
+    deadline, pause = time.monotonic() + CALL_SECONDS, threading.Event()
+    while (loads := http.get("/get_load").json()) != expected:
+        assert time.monotonic() < deadline, loads
+        pause.wait(0.02)
+
+
+def test_an_engines_load_is_that_of_its_requests(http: httpx.Client) -> None:
+    idle = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    until_loads(http, [idle])
+    body = {"prompt": [5] * 100, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        next(response.iter_lines())
+        (load,) = http.get("/get_load").json()
+        assert (load["num_reqs"], load["num_waiting_reqs"]) == (1, 0)
+        assert load["num_tokens"] >= 100
+    until_loads(http, [idle])  # cached blocks do not count
 
 
 def test_a_reset_makes_the_engine_forget_cached_prefixes(tiny_quire: RunningQuire, http: httpx.Client) -> None:
