@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -78,25 +79,28 @@ def test_the_loads_need_a_valid_key(server: ScriptedServer) -> None:
     assert rejection(answer) == (401, "invalid_api_key")
 
 
-def until_loads(http: httpx.Client, expected: list[dict[str, int]]) -> None:
-    """Wait until the engines have reported these loads."""
+def until_loaded(http: httpx.Client, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+    """Return the load of the only engine as soon as it holds."""
     deadline, pause = time.monotonic() + CALL_SECONDS, threading.Event()
-    while (loads := http.get("/get_load").json()) != expected:
-        assert time.monotonic() < deadline, loads
-        pause.wait(0.02)
+    while True:
+        (load,) = http.get("/get_load").json()
+        if holds(load):
+            return dict(load)
+        assert time.monotonic() < deadline, load
+        pause.wait(0.01)
 
 
 def test_an_engines_load_is_that_of_its_requests(http: httpx.Client) -> None:
     idle = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
-    until_loads(http, [idle])
-    body = {"prompt": [5] * 100, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, response.read()
-        next(response.iter_lines())
-        (load,) = http.get("/get_load").json()
-        assert (load["num_reqs"], load["num_waiting_reqs"]) == (1, 0)
-        assert load["num_tokens"] >= 100
-    until_loads(http, [idle])  # cached blocks do not count
+    until_loaded(http, lambda load: load == idle)
+    bodies = [{"prompt": [5 + number] * 100, "max_tokens": 60, "ignore_eos": True} for number in range(12)]
+    with ThreadPoolExecutor(len(bodies)) as clients:  # more prompts than the pool has room for
+        answers = [clients.submit(http.post, "/v1/completions", json=body) for body in bodies]
+        load = until_loaded(http, lambda load: load["num_waiting_reqs"] > 0)
+        assert [one.result().status_code for one in answers] == [200] * len(bodies)
+    assert load["num_waiting_reqs"] < load["num_reqs"] <= len(bodies)
+    assert load["num_tokens"] >= 100
+    until_loaded(http, lambda load: load == idle)  # cached blocks do not count
 
 
 def test_a_reset_makes_the_engine_forget_cached_prefixes(tiny_quire: RunningQuire, http: httpx.Client) -> None:
