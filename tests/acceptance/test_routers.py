@@ -5,6 +5,7 @@ or refuse what they do not know.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -192,13 +193,17 @@ def test_sessions_stay_with_their_gateway(quires: list[RunningQuire]) -> None:
     assert all(one == [0, 3] for one in counts.values()), counts
 
 
+def is_idle(quire: RunningQuire) -> bool:
+    return bool(httpx.get(f"{quire.http_url}/get_load").json()[0]["num_tokens"] == 0)
+
+
 # vllm-router wants `{"load": N}`, and not a list, from the path at which sglang-router wants a list.
 @pytest.mark.parametrize(("name", "idle"), [("vllm-router", -1), ("sglang-router", 0)])
 def test_a_router_that_is_asked_for_its_load_shows_both_gateways(
     quires: list[RunningQuire], name: str, idle: int
 ) -> None:
     for one in quires:
-        until(lambda one=one: httpx.get(f"{one.http_url}/get_load").json()[0]["num_tokens"] == 0, "it is idle")
+        until(partial(is_idle, one), "the gateway's engine is idle")
     with running_router(name, urls(quires), "--policy", "power_of_two") as router:
         loads = httpx.get(f"{router.url}/get_loads").json()["workers"]
     assert {one["worker"]: one["load"] for one in loads} == dict.fromkeys(urls(quires), idle)
