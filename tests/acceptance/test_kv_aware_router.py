@@ -5,8 +5,10 @@ the replay socket, but keeps only answers whose numbers follow each other up to 
 and after a late start it knows only what is stored from then on.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import httpx
@@ -87,3 +89,50 @@ def test_the_router_knows_what_went_to_an_engine_directly(pair: list[EventQuire]
             one.complete(prompt)
             until_applied(router, one, before + 1)  # a heartbeat may be the first
             assert routed_to(router, pair, prompt) == number % 2
+
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+CHATS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": f"Tell me all about {topic}. " * 20}], **more}
+    for topic, more in (
+        ("whales", {}),
+        ("clocks", {"stream": True}),
+        ("rivers", {"tools": [TOOL]}),
+        ("trains", {"chat_template_kwargs": {"unknown": 1}}),
+    )
+]
+
+
+def answered(url: str, chat: dict[str, Any]) -> None:
+    body = {"model": "demo", "max_tokens": 2, "temperature": 0, **chat}
+    httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+
+
+def credited(router: RunningRouter) -> list[int]:
+    """Return how many tokens of a prefix the router has found at the engine that it chose, for each request."""
+    lines = [plain(line) for line in router.output.lines]
+    return [int(found[1]) for line in lines if (found := re.search(r"credited_prefix_tokens=(\d+)", line))]
+
+
+def has_credited(router: RunningRouter, count: int) -> bool:
+    return len(credited(router)) >= count
+
+
+def test_chats_are_routed_by_the_tokens_that_the_gateways_render(pair: list[EventQuire]) -> None:
+    options = ("--policy", "kv_aware", "--kv-event-model", "demo", "--kv-event-block-size", str(BLOCK_SIZE))
+    sources = [option for one in pair for option in one.options]
+    with ExitStack() as stack:
+        router = RunningRouter("vllm-router", [one.url for one in pair], *options, *sources, "--log-level", "debug")
+        stack.enter_context(closing(router))
+        for one in pair:
+            until_applied(router, one, 0)
+        for number, chat in enumerate(CHATS):
+            one, other = pair[number % 2], pair[1 - number % 2]
+            before = applied(router, one)
+            answered(one.url, chat)
+            until_applied(router, one, before + 1)  # a heartbeat may be the first
+            finished = other.finished()
+            answered(router.url, chat)
+            assert other.finished() == finished
+            until(partial(has_credited, router, number + 1), "the router has logged its choice")
+    assert min(credited(router)) >= 3 * BLOCK_SIZE
