@@ -11,7 +11,7 @@ from kvmanager import PoolSpec
 from services.engine.events.event_stream import EventStream, beat
 from services.engine.events.origins import OriginFields
 from services.engine.events.pool_events import Follow, PoolEvents
-from services.engine.events.settings import PUBLISHED, EventSettings
+from services.engine.events.settings import PUBLISHED, ZERO, EventSettings
 from services.engine.observer import EventStats
 from services.runtime.settings import InvalidSetting
 
@@ -28,11 +28,11 @@ class EngineEvents:
     """The events of an engine's pool. Belongs to the event loop."""
 
     def __init__(self, settings: EventSettings, started_ns: int) -> None:
-        """Number batches from the start, in nanoseconds since 1970.
+        """Number batches from the start, in nanoseconds since 1970, or from 0.
 
         Raises InvalidSetting if they cannot be published.
         """
-        epoch = started_ns // _NANOSECONDS_OF_A_MICROSECOND
+        epoch = 0 if settings.kv_events_numbers == ZERO else started_ns // _NANOSECONDS_OF_A_MICROSECOND
         self.stream = EventStream(epoch, time.time, settings.kv_events_history)
         self._salts = os.urandom(_KEY_BYTES) if settings.kv_events_salts == PUBLISHED else None
         self._publisher = _publisher(settings)
