@@ -101,3 +101,28 @@ class Connections:
         """Count no more; before the socket is closed."""
         self._owner.close(linger=0)
         self._socket.disable_monitor()
+
+
+class Disconnections:
+    """Notices that a connecting socket has lost its connection."""
+
+    def __init__(self, socket: AnySocket) -> None:
+        """Watch from now on."""
+        self._socket = socket
+        self._owner = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
+
+    def take(self) -> bool:
+        """Return whether there was one since the last call."""
+        found = False
+        while True:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found = True
+
+    def close(self) -> None:
+        """Watch no more; before the socket is closed."""
+        self._owner.close(linger=0)
+        self._socket.disable_monitor()
