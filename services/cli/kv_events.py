@@ -32,8 +32,9 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: float, **options: str | None) -> None:
     """Follow the KV events of an engine, Quire's or vLLM's.
 
-    ADDRESS is its --kv-events-listen, as host:port. Prints the number of its cached blocks by medium whenever it has
-    changed, and with --print each event. Kinds of blocks other than the first are shown by their numbers.
+    ADDRESS is its --kv-events-listen, as host:port; --once needs only --replay. Prints the number of its cached blocks
+    by medium whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by
+    their numbers.
     """
     if once and not options["replay"]:
         raise click.UsageError("--once needs --replay")
@@ -74,6 +75,11 @@ async def _check_hosts(publication: "Publication") -> None:
             raise click.ClickException(f"cannot find the host of {address}: {reason}") from error
 
 
+def _hint(publication: "Publication") -> str:
+    keys = "are the keys right" if publication.keys else "does the engine ask for keys"
+    return f"is it the engine's --kv-events-replay-listen, and {keys}?"
+
+
 async def _once(publication: "Publication", timeout: float) -> None:
     from services.engine.events.zeromq.listener import EventListener
 
@@ -83,19 +89,11 @@ async def _once(publication: "Publication", timeout: float) -> None:
     try:
         await asyncio.wait_for(listener.complete.wait(), timeout)
     except TimeoutError:
-        missing = f"no snapshot from {publication.replay} within {timeout:g} s"
-        raise click.ClickException(f"{missing}: {_hint(listener, publication)}") from None
+        late = f"no snapshot from {publication.replay} within {timeout:g} s: {_hint(publication)}"
+        raise click.ClickException(late) from None
     finally:
         following.cancel()
     click.echo(_counts(listener))
-
-
-def _hint(listener: "EventListener", publication: "Publication") -> str:
-    """Return what may be wrong if no snapshot comes."""
-    keys = "are the keys right" if publication.keys else "does the engine need --curve-key and --curve-server"
-    if not listener.is_connected:
-        return f"not connected to {publication.events}. Is it the engine's --kv-events-listen, and {keys}?"
-    return f"is it the engine's --kv-events-replay-listen, and {keys}?"
 
 
 async def _follow(publication: "Publication", interval: float, *, prints: bool) -> None:

@@ -1,23 +1,24 @@
 """Follows the KV events of an engine, ours or vLLM's, over ZeroMQ.
 
 It subscribes, asks for a snapshot, applies each batch, and asks for those that are missing. An engine that restarted
-has higher numbers, which are a gap, and the answer is a snapshot of the new process; vLLM then has lower ones. Without
-an address for replays it applies what it hears, and counts what it missed.
+has higher numbers, which are a gap, and the answer is a snapshot of the new process. Where the numbers of a process
+begin at 0, as vLLM's do, it has lower ones, or by the time of the next connection the same: so behind a lost connection
+the whole state is asked for. Without an address for replays it applies what it hears, and counts what it missed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
 from services.engine.events.zeromq.curve import CurveKeys
 from services.engine.events.zeromq.follower import Follower
 from services.engine.events.zeromq.replay import END, SNAPSHOT, sequence_bytes
+from services.engine.events.zeromq.sockets import ConnectionWatch
 from services.engine.events.zeromq.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
 
 _REPLAY_SECONDS = 10.0
@@ -60,7 +61,7 @@ OnBatch = Callable[[int, Sequence[WireEvent]], None]
 class EventListener:
     """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself.
 
-    `is_connected`: to the address of events, as of its last handshake. `has_heard`: a message has come.
+    `has_heard`: a message has come.
     """
 
     def __init__(self, publication: Publication, on_batch: OnBatch = lambda _sequence, _events: None) -> None:
@@ -69,44 +70,48 @@ class EventListener:
         self.replays = 0
         self.invalid = 0
         self.complete = asyncio.Event()
-        self.is_connected = False
         self.has_heard = False
+        self._watch: ConnectionWatch | None = None
         self._publication = publication
         self._on_batch = on_batch
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the address of events is connected. Only while it follows."""
+        return self._watch is not None and self._watch.is_connected
 
     async def run(self) -> None:
         """Follow until cancelled."""
         with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
             socket.rcvhwm = _RECEIVE_QUEUE
             socket.subscribe(self._publication.topic)
-            async with self._watched(socket):
+            with closing(ConnectionWatch(socket)) as watch:
+                self._watch = watch
                 self._connect(socket, self._publication.events)
-                if self._publication.replay:
-                    await self._begin(context)
-                while True:
-                    await self._hear(context, await socket.recv_multipart())
+                try:
+                    await self._follow(context, socket, watch)
+                finally:
+                    self._watch = None
 
-    @asynccontextmanager
-    async def _watched(self, socket: zmq.asyncio.Socket) -> AsyncIterator[None]:
-        """Note whether a socket is connected, while the block runs."""
-        with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED) as monitor:
-            watching = asyncio.create_task(self._watch(monitor))
-            try:
-                yield
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-                socket.disable_monitor()
-
-    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+    async def _follow(self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket, watch: ConnectionWatch) -> None:
+        if self._publication.replay:
+            await self._begin(context)
+        watch.take_loss()  # before it
         while True:
-            event = await recv_monitor_message(monitor)
-            self.is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            frames = await socket.recv_multipart()
+            if watch.take_loss() and self._numbers_repeat():
+                self.follower.restart()
+            await self._hear(context, frames)
 
-    async def _begin(self, context: zmq.asyncio.Context) -> None:
+    def _numbers_repeat(self) -> bool:
+        """Whether another process of the engine may use the same numbers, and its state can be asked for."""
+        return bool(self._publication.replay) and not (self.description and self.description.epoch)
+
+    async def _begin(self, context: zmq.asyncio.Context) -> bool:
         """Get the whole state: as a snapshot, or from a publisher that has none, what it kept."""
-        if not await self._replay(context, 0, _SNAPSHOT_SECONDS, SNAPSHOT):
-            await self._replay(context, 0, _REPLAY_SECONDS)
+        return await self._replay(context, 0, _SNAPSHOT_SECONDS, SNAPSHOT) or await self._replay(
+            context, 0, _REPLAY_SECONDS
+        )
 
     async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
         self.has_heard = True
@@ -117,9 +122,14 @@ class EventListener:
         first = self.follower.missing(sequence)
         if first is not None and self._publication.replay:
             self.complete.clear()
-            if not await self._replay(context, first, _REPLAY_SECONDS):
+            if not await self._resume(context, first):
                 return  # the next batch asks again
         self._apply(sequence, frames[2])
+
+    async def _resume(self, context: zmq.asyncio.Context, first: int) -> bool:
+        if not first and self.description:  # a publisher that knows the word fills no numbers
+            return await self._begin(context)
+        return await self._replay(context, first, _REPLAY_SECONDS)
 
     async def _replay(self, context: zmq.asyncio.Context, first: int, seconds: float, *words: bytes) -> bool:
         """Apply the batches from a number on; return False if the answer had no end."""

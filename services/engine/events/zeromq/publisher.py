@@ -8,9 +8,12 @@ a number is missing. Nothing here waits for a subscriber. A batch has some 32 Ki
 """
 
 import asyncio
+import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +35,9 @@ from services.runtime.transport import AddressUnavailable
 _LINGER_SECONDS = 1.0
 _SUBSCRIPTIONS_AT_ONCE = 1000
 _UPDATE_SECONDS = 1.0
+_LOG_SECONDS = 60.0
+
+log = logging.getLogger("quire.engine")
 
 
 class EventSource(NamedTuple):
@@ -117,6 +123,13 @@ class EventPublisher:
         self._overflows = 0
         self.address = self.replay_address = ""
 
+    @property
+    def protection(self) -> str:
+        """Say who can read the events."""
+        if self._curve is None:
+            return "in plain text, for whoever connects"
+        return "encrypted, " + ("for the clients of a file" if self._curve.clients else "for whoever connects")
+
     async def bind(self) -> None:
         """Listen. Raises AddressUnavailable, with the name of the setting."""
         self._sockets = _Sockets(self._curve)
@@ -151,8 +164,13 @@ class EventPublisher:
             self._overflows += not self._sockets.publish(frames)
 
     async def _refresh(self) -> None:
+        logged, at = 0, -inf
         while self._sockets:
             self._sockets.refresh()
+            refused = sum(one.refused for one in self._sockets.connections.values())
+            if refused > logged and time.monotonic() - at >= _LOG_SECONDS:
+                log.warning("refused %d connections to KV events: wrong key or protocol, or too many", refused - logged)
+                logged, at = refused, time.monotonic()
             await asyncio.sleep(_UPDATE_SECONDS)
 
     @property

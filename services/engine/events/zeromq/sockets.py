@@ -101,3 +101,41 @@ class Connections:
         """Count no more; before the socket is closed."""
         self._owner.close(linger=0)
         self._socket.disable_monitor()
+
+
+class ConnectionWatch:
+    """Follows the connection of a connecting socket."""
+
+    def __init__(self, socket: AnySocket) -> None:
+        """Watch from now on; before the socket connects."""
+        self._socket = socket
+        self._owner = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
+        self._is_connected = False
+        self._lost = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection stands, its handshake included."""
+        self._update()
+        return self._is_connected
+
+    def take_loss(self) -> bool:
+        """Return whether a connection was lost since the last call."""
+        self._update()
+        lost, self._lost = self._lost, False
+        return lost
+
+    def _update(self) -> None:
+        while True:
+            try:
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._is_connected = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._lost |= not self._is_connected
+
+    def close(self) -> None:
+        """Watch no more; before the socket is closed."""
+        self._owner.close(linger=0)
+        self._socket.disable_monitor()
