@@ -74,6 +74,7 @@ REFUSED_LATER: tuple[dict[str, Any], ...] = (
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_regex": "("}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["x" * 40000, "y" * 40000]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
