@@ -39,6 +39,9 @@ SEQUENCE_BYTES = 8
 # Messages that wait for a peer: 2 MiB of batches.
 QUEUE = 64
 _MOST_WAITING = 16
+# Of requests that are read; a message that is there is received without a pause.
+_MESSAGES_AT_ONCE = 32
+_PAUSE_SECONDS = 0.01
 _RETRY_SECONDS = 0.01
 _STALLED_SECONDS = 5.0
 _ANSWER_SECONDS = 120.0
@@ -102,8 +105,9 @@ class Replays:
 
     async def _read(self) -> None:
         while True:
-            self._add(parse_request(await self._socket.recv_multipart()))
-            await asyncio.sleep(0)  # a message that is there is received without a pause
+            for _ in range(_MESSAGES_AT_ONCE):
+                self._add(parse_request(await self._socket.recv_multipart()))
+            await asyncio.sleep(_PAUSE_SECONDS)  # ZeroMQ reads no more from peers whose messages wait
 
     def _add(self, request: ReplayRequest | None) -> None:
         """Keep a request, in place of an earlier one of its peer."""
