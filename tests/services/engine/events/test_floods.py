@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
 import psutil
 import pytest
@@ -45,27 +45,23 @@ def dial(address: str, kind: bytes) -> socket.socket:
 
 
 @contextmanager
-def flood(address: str, kind: bytes, parts: Iterator[bytes]) -> Iterator[threading.Event]:
-    """Send parts from a thread, until they or the connection end; the event is set then."""
-    done = threading.Event()
+def flood(address: str, kind: bytes, parts: Iterator[bytes]) -> Iterator[None]:
+    """Send parts from a thread, until they or the connection end."""
     dialled = dial(address, kind)
 
     def send() -> None:
-        try:
+        with suppress(OSError):
             for part in parts:
                 dialled.sendall(part)
-        except OSError:
-            pass
-        done.set()
 
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        yield done
+        yield
     finally:
-        with ExitStack() as stack:
-            stack.callback(thread.join)
-            stack.enter_context(dialled).shutdown(socket.SHUT_RDWR) if not done.is_set() else dialled.close()
+        with dialled, suppress(OSError):
+            dialled.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 @asynccontextmanager
@@ -105,11 +101,10 @@ async def test_a_flood_of_subscriptions_holds_no_follower_and_no_event_loop() ->
         await until(listener.complete.is_set)
         before = rss()
         async with brief_delays(0.5):
-            with flood(one.publisher.address, b"XSUB", subscriptions(5000)) as done:
+            with flood(one.publisher.address, b"XSUB", subscriptions(5000)):
                 for _ in range(200):
                     one.keys.change()
                     await asyncio.sleep(0.001)
-                await until(done.is_set)
                 await until(ended(one, "events"))
             await settle(one, listener)
         assert listener.follower.held.counts() == one.keys.counts()
@@ -129,10 +124,10 @@ async def test_a_flood_at_the_replay_socket_holds_no_replay(part: bytes) -> None
             one.keys.change()
         before = rss()
         async with brief_delays(0.5):
-            with flood(one.publisher.replay_address, b"DEALER", iter([part] * 1000)) as done:
+            with flood(one.publisher.replay_address, b"DEALER", iter([part] * 1000)):
                 assert len(await ask(normal, EPOCH)) == one.stream.next_sequence - EPOCH
-                await until(done.is_set)
                 await until(ended(one, "replay"))
+                await until(lambda: one.publisher.stats.connections["replay"] == 1)
         assert rss() - before < 64 << 20
 
 
