@@ -35,6 +35,7 @@ _RECEIVED_OFFSET, _INFO_BYTES = 128, 136
 class _Connection:
     received: int = 0
     allowance: float = _BURST_BYTES
+    ended: bool = False
 
 
 class Connections:
@@ -94,18 +95,19 @@ class Connections:
             earned = min(_BURST_BYTES, connection.allowance + seconds * _BYTES_A_SECOND)
             connection.allowance = earned - max(0, received - connection.received)
             connection.received = max(received, connection.received)
-            if connection.allowance < 0:
+            if connection.allowance < 0 and not connection.ended:
                 self._end(number, connection)
 
     def end_largest(self) -> None:
         """End the connection that sent most."""
-        if self._open:
-            self._end(*max(self._open.items(), key=lambda item: item[1].received))
+        standing = [item for item in self._open.items() if not item[1].ended]
+        if standing:
+            self._end(*max(standing, key=lambda item: item[1].received))
 
     def _end(self, number: int, connection: _Connection) -> None:
-        """End a connection. ZeroMQ tells when it has."""
-        connection.allowance = _BURST_BYTES
-        self.ended += self._shut(number)
+        """End a connection. ZeroMQ notices it when it has passed on what it read."""
+        connection.ended = self._shut(number)
+        self.ended += connection.ended
 
     def _received(self, number: int) -> int:
         """Return the bytes that arrived at a connection; 0 if the system does not tell."""
