@@ -31,8 +31,9 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: float, **options: str | None) -> None:
     """Follow the KV events of an engine, Quire's or vLLM's.
 
-    ADDRESS is its --kv-events-listen. Prints the number of its cached blocks by medium whenever it has changed, and
-    with --print each event. Kinds of blocks other than the first are shown by their numbers.
+    ADDRESS is its --kv-events-listen; --once needs only --replay. Prints the number of its cached blocks by medium
+    whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by their
+    numbers.
     """
     if once and not options["replay"]:
         raise click.UsageError("--once needs --replay")
@@ -62,6 +63,10 @@ def _publication(address: str, options: dict[str, str | None]) -> "Publication":
     return Publication(address, replay, options["topic"] or "", keys, own)
 
 
+def _hint(publication: "Publication") -> str:
+    return "are the keys right?" if publication.keys else "does the engine ask for keys?"
+
+
 async def _once(publication: "Publication", timeout: float) -> None:
     from services.engine.events.zeromq.listener import EventListener
 
@@ -70,7 +75,8 @@ async def _once(publication: "Publication", timeout: float) -> None:
     try:
         await asyncio.wait_for(listener.complete.wait(), timeout)
     except TimeoutError:
-        raise click.ClickException(f"no snapshot from {publication.replay} within {timeout:g} s") from None
+        late = f"no snapshot from {publication.replay} within {timeout:g} s: {_hint(publication)}"
+        raise click.ClickException(late) from None
     finally:
         following.cancel()
     click.echo(_counts(listener))

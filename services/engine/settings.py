@@ -49,7 +49,7 @@ class _OwnSettings:
     )
     kvmanager: str = setting(local(KVMANAGER.grpc), "Address of the KV manager.", form=check_server_address)
     model: str = setting("demo", "Model: demo, a local folder, a .gguf file, or a hub id.")
-    model_name: str = setting("", "Model name for clients. Empty: the value of --model.")
+    model_name: str = setting("", "Model name for clients. Empty: the last part of --model.")
     generation_config: str = setting(
         "auto",
         "Temperature, top_k, top_p, min_p, repetition_penalty and max_tokens of requests that leave them out: auto, "

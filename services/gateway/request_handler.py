@@ -17,6 +17,7 @@ from services.gateway.deadlines import Deadline
 from services.gateway.dialects.parser import DialectParser
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
+from services.gateway.fleet.load_estimate import CurrentLoad
 from services.gateway.generation import Generation
 from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver
 from services.gateway.prepared_request import AdmittedRequest, Preparation, PreparedRequest
@@ -29,7 +30,7 @@ from services.gateway.request_checks import (
     timeout_of,
 )
 from services.gateway.text.tokenizer import Tokenizer
-from services.runtime.errors import Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
+from services.runtime.errors import InvalidField, Overloaded, RejectionReason, RequestExists, ServiceError, Unavailable
 from services.runtime.tracing.spans import Tracing
 
 # Closing the server cancels calls that it has not accepted yet, and clients do not retry cancelled calls. So drain()
@@ -157,6 +158,19 @@ class RequestHandler:
         """Return the token ids of a request's prompt, truncated as it says. Raises a ServiceError."""
         return await self._preparation.prompt_ids(request, self._fleet.model(request.model), caller)
 
+    async def rendered(self, request: gateway_pb2.GenerateRequest, caller: Caller) -> list[int]:
+        """Return the token ids that `generate` would compute of a request's prompt, without a generation.
+
+        Raises a ServiceError, also for a fault in another field than the prompt.
+        """
+        self.check(request)
+        caller.check_priority(request.priority)
+        token_ids = await self.prompt_ids(request, caller)
+        check_fits(len(token_ids), "prompt", self._fleet.model(request.model))
+        if not token_ids:
+            raise InvalidField("prompt must have at least 1 token", "prompt")
+        return token_ids
+
     async def text(self, request: gateway_pb2.DetokenizeRequest) -> str:
         """Return the text of token ids. Raises a ServiceError."""
         served = self._fleet.model(request.model)
@@ -168,6 +182,13 @@ class RequestHandler:
     def tokenizer(self, model: str) -> Tokenizer:
         """Return the tokenizer of a served model. Raises UnknownModel or Unavailable."""
         return self._fleet.model(model).tokenizer
+
+    def loads(self) -> list[CurrentLoad]:
+        """Return the loads of the engines that accept requests, in an order that stays. Raises Unavailable if none."""
+        loads = self._fleet.loads()
+        if not loads:
+            raise Unavailable("no engine accepts requests")
+        return loads
 
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         """Describe the models of connected engines, ordered by name."""

@@ -5,6 +5,7 @@ or refuse what they do not know.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -28,13 +29,13 @@ ROUTERS = {
 }
 # What the routers ask workers for beside answers, with our statuses. A router does without what is 404.
 PROBES = {
-    "vllm-router": {("GET", "/health", 200), ("GET", "/v1/models", 200), ("GET", "/get_load", 404)},
+    "vllm-router": {("GET", "/health", 200), ("GET", "/v1/models", 200), ("GET", "/get_load", 200)},
     "sglang-router": {
         ("GET", "/health", 200),
         ("GET", "/server_info", 200),
         ("GET", "/model_info", 404),
         ("GET", "/get_model_info", 404),
-        ("GET", "/get_load", 404),
+        ("GET", "/get_load", 200),
     },
 }
 
@@ -157,14 +158,14 @@ def test_the_calls_to_a_worker_are_known_and_answered(quires: list[RunningQuire]
     assert calls.counts.keys() - {("POST", CHATS, 200)} == PROBES[name]
 
 
-def test_vllms_cache_aware_router_does_without_rendered_prompts(quires: list[RunningQuire]) -> None:
+def test_vllms_cache_aware_router_gets_rendered_prompts(quires: list[RunningQuire]) -> None:
     calls = [WorkerCalls(one.http_url) for one in quires]
     with running_router("vllm-router", [one.url for one in calls], "--policy", "cache_aware") as router:
         choices(posted(router.url, COMPLETIONS, TEXT))
     for one in calls:
         one.close()
     counts = calls[0].counts + calls[1].counts
-    assert counts["POST", f"{COMPLETIONS}/render", 404] > 0
+    assert {status for method, path, status in counts if path == f"{COMPLETIONS}/render"} == {200}
     assert counts["POST", COMPLETIONS, 200] == 1
 
 
@@ -192,10 +193,34 @@ def test_sessions_stay_with_their_gateway(quires: list[RunningQuire]) -> None:
     assert all(one == [0, 3] for one in counts.values()), counts
 
 
-def test_a_router_that_is_asked_for_its_load_shows_both_gateways(quires: list[RunningQuire]) -> None:
-    with running_router("vllm-router", urls(quires), "--policy", "power_of_two") as router:
+def is_idle(quire: RunningQuire) -> bool:
+    return bool(httpx.get(f"{quire.http_url}/get_load").json()[0]["num_tokens"] == 0)
+
+
+# vllm-router wants `{"load": N}`, and not a list, from the path at which sglang-router wants a list.
+@pytest.mark.parametrize(("name", "idle"), [("vllm-router", -1), ("sglang-router", 0)])
+def test_a_router_that_is_asked_for_its_load_shows_both_gateways(
+    quires: list[RunningQuire], name: str, idle: int
+) -> None:
+    for one in quires:
+        until(partial(is_idle, one), "the gateway's engine is idle")
+    with running_router(name, urls(quires), "--policy", "power_of_two") as router:
         loads = httpx.get(f"{router.url}/get_loads").json()["workers"]
-    assert {one["worker"] for one in loads} == set(urls(quires))
+    assert {one["worker"]: one["load"] for one in loads} == dict.fromkeys(urls(quires), idle)
+
+
+def test_sglangs_router_reads_the_tokens_of_a_loaded_gateway(quires: list[RunningQuire]) -> None:
+    loaded, _ = urls(quires)
+    body = {"model": "demo", "prompt": [5] * 100, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with running_router("sglang-router", urls(quires), "--policy", "power_of_two") as router:
+
+        def is_read() -> bool:
+            loads = httpx.get(f"{router.url}/get_loads").json()["workers"]
+            return all((one["load"] >= 100) == (one["worker"] == loaded) for one in loads)
+
+        with httpx.stream("POST", loaded + COMPLETIONS, json=body, timeout=60) as response:
+            assert response.status_code == 200
+            until(is_read, "the router reads a load of the first gateway")
 
 
 def test_the_routers_close(quires: list[RunningQuire]) -> None:

@@ -220,6 +220,18 @@ def test_services_start_with_the_settings_of_every_switch(tls: str, keys: str) -
     assert [settings[name].insecure for name in SETTINGS] == [tls == "off", tls == "off", keys == "off"]
 
 
+@pytest.mark.parametrize("page", ["docker-compose.yml", "docs/routers-kubernetes.md"])
+def test_engines_start_with_the_documented_line_of_the_profile_smg(page: str) -> None:
+    """They publish the token ids of prompts in the network of the containers, which the line has to say."""
+    text = (ROOT / page).read_text()
+    (line,) = re.findall(r"^(?:# )?(.*COMPOSE_PROFILES=.*) docker compose up .*--wait$", text, re.M)
+    given = dict(word.split("=", 1) for word in line.split())
+    assert "smg" in given.pop("COMPOSE_PROFILES").split(",")
+    assert given == {"QUIRE_ENGINE_SMG": "true", "QUIRE_ENGINE_KV_EVENTS_INSECURE": "true"}
+    engine = dataclasses.replace(settings_with("off", "off")["ENGINE"], smg=True, kv_events_insecure=True)
+    engine.check_exposure()
+
+
 def test_with_tls_every_link_has_certificates_on_both_sides() -> None:
     settings = settings_with("on", "off")
     assert settings["KVMANAGER"].tls_client_ca == settings["ENGINE"].tls_client_ca == "/etc/quire/tls/ca.pem"

@@ -89,6 +89,7 @@ def test_smg_gets_the_grpc_addresses_of_engines_and_its_options() -> None:
         f"grpc://10.0.0.2:{ENGINE.grpc}",
     ]
     assert command[command.index("--policy") + 1] == "cache_aware"
+    assert command[command.index("--prometheus-host") + 1] == "127.0.0.1", "else all other containers read the metrics"
     assert ENGINE.grpc == start.GRPC_PORT
     assert ENGINE.metrics == start.METRICS_PORT
 

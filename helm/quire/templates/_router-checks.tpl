@@ -12,7 +12,7 @@
 {{- if and .values.podGateway.resources (not (include "quire.hasPodGateway" (dict "component" "engine" "values" .values))) }}
 {{ $key }}.podGateway.resources are set, but no pod has a gateway: set {{ $key }}.podGateway.enabled
 {{- end }}
-{{- include "quire.eventFaults" (dict "key" $key "values" .values) }}
+{{- include "quire.eventFaults" (dict "root" $ "key" $key "values" .values) }}
 {{- end }}
 {{- if and .Values.networkPolicy.enabled (include "quire.hasRouters" .) (not .Values.networkPolicy.routers) }}
 networkPolicy is enabled, but networkPolicy.routers is empty: no router would reach the metrics, events or requests of the engines that it chooses from
@@ -21,14 +21,21 @@ networkPolicy is enabled, but networkPolicy.routers is empty: no router would re
 
 {{- define "quire.eventFaults" -}}
 {{- $key := printf "%s.kvEvents" .key }}
+{{- $smg := include "quire.smgInPlainText" . }}
 {{- with .values.kvEvents }}
 {{- if and .enabled (not .curve.existingSecret) (not .insecure) }}
 {{ $key }} is enabled, and whoever reaches a pod would read the token ids of prompts: set {{ $key }}.curve.existingSecret, or {{ $key }}.insecure
-{{- else if and .enabled .curve.existingSecret .insecure }}
+{{- else if and .enabled .curve.existingSecret .insecure (not $smg) }}
 {{ $key }} has both curve.existingSecret and insecure: events are encrypted, or not
 {{- else if and .curve.existingSecret (not .enabled) }}
 {{ $key }}.curve.existingSecret is set, but {{ $key }} is not enabled: nothing would be published
 {{- end }}
+{{- end }}
+{{- if and $smg (not .values.kvEvents.insecure) (or .values.kvEvents.curve.existingSecret (not .values.kvEvents.enabled)) }}
+{{ .key }}.settings.smg is true, and whoever reaches the gRPC port of a pod would read the token ids of prompts: set tls.enabled, or {{ $key }}.insecure
+{{- end }}
+{{- if and .values.aibrix.enabled .values.kvEvents.enabled .values.kvEvents.curve.existingSecret }}
+{{ $key }}.curve.existingSecret is set, but {{ .key }}.aibrix is enabled, which speaks no CURVE: set {{ $key }}.insecure, and let networkPolicy decide who reaches the events
 {{- end }}
 {{- if and .values.aibrix.enabled .values.kvEvents.enabled (eq (dig "kv_events_form" "array" .values.settings) "map") }}
 {{ .key }}.settings.kv_events_form is map, but {{ .key }}.aibrix is enabled, which reads arrays

@@ -43,6 +43,11 @@ no prefixes, and the other gateways pin the prompts.
 {{- if and (eq .component "engine") (not .otherRank) .values.kvEvents.enabled }}true{{ end }}
 {{- end }}
 
+{{/* True if smg, and whoever else reaches the gRPC port, reads KV events without a certificate, from `root` and `values`. */}}
+{{- define "quire.smgInPlainText" -}}
+{{- if and (dig "smg" false .values.settings) (not .root.Values.tls.enabled) }}true{{ end }}
+{{- end }}
+
 {{/* The ports of KV events by their names, as JSON: the services' defaults. */}}
 {{- define "quire.eventPorts" -}}
 {{- if include "quire.publishesEvents" . }}
@@ -61,14 +66,16 @@ no prefixes, and the other gateways pin the prompts.
 {{- $_ := set $settings "kv_events_curve_key" "/etc/quire-events/curve.key" }}
 {{- $_ := set $settings "kv_events_curve_clients" "/etc/quire-events/curve.clients" }}
 {{- end }}
-{{- if .values.kvEvents.insecure }}
-{{- $_ := set $settings "kv_events_insecure" true }}
-{{- end }}
 {{- if not (hasKey .values.settings "kv_events_topic") }}
 {{- $_ := set $settings "kv_events_topic" (printf "kv@$(QUIRE_ENGINE_ENGINE_ID)@%s" .served) }}
 {{- end }}
 {{- if and .values.aibrix.enabled (not (hasKey .values.settings "kv_events_form")) }}
 {{- $_ := set $settings "kv_events_form" "array" }}
+{{- end }}
+{{- end }}
+{{- if eq .component "engine" }}
+{{- if and .values.kvEvents.insecure (or (include "quire.publishesEvents" .) (include "quire.smgInPlainText" .)) }}
+{{- $_ := set $settings "kv_events_insecure" true }}
 {{- end }}
 {{- end }}
 {{- toJson $settings }}

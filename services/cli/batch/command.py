@@ -12,6 +12,7 @@ import click
 from services.cli.commands.services import NOT_OF_SERVES_ENGINE, engine_variables
 from services.cli.connection import Connection
 from services.cli.options import options_of, settings_from, together, warn_of_unused_variables
+from services.engine.events.settings import EventSettings
 from services.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ _WINDOW_OVER_SEQUENCES = 4
 _WINDOW_OF_SERVER = 256
 _MAX_WINDOW = 4096
 
-_LEFT_OUT = (*NOT_OF_SERVES_ENGINE, "engine_id", "metrics_compat", "heartbeat_seconds", "seconds_without_kvmanager")
+_OF_EVENTS = tuple(field.name for field in dataclasses.fields(EventSettings))  # nobody follows the pool
+_OF_LINKS = ("engine_id", "metrics_compat", "heartbeat_seconds", "seconds_without_kvmanager")
+_LEFT_OUT = (*NOT_OF_SERVES_ENGINE, *_OF_LINKS, *_OF_EVENTS)
 _ENGINE_SETTINGS = tuple(
     field.name
     for field in dataclasses.fields(EngineSettings)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from services.gateway.access.api_keys import MAX_LIMIT, MAX_PRIORITY, digest_of, is_tenant_name, make_key
+from services.runtime.settings import InvalidSetting
 
 
 class _Expiry(click.ParamType[datetime]):
@@ -74,16 +75,23 @@ def create(tenant: str, expires: datetime | None, operator: bool, **limits: int 
 
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def curve(file: Path) -> None:
+@click.option("--show", is_flag=True, help="Print the public key of an existing FILE instead.")
+def curve(file: Path, show: bool) -> None:
     """Make a pair of CURVE keys for KV events.
 
     The secret key goes to the new FILE, for --kv-events-curve-key of an engine, or --curve-key of a listener. The
-    public key goes to standard output: a line for --kv-events-curve-clients.
+    public key goes to standard output: a line for --kv-events-curve-clients, or a file for --curve-server.
     """
     try:
         from services.engine.events.zeromq.curve import CurveKeys
     except ImportError as error:
         raise click.ClickException(f"this needs pyzmq: install the extra `routers` ({error})") from error
+    if show:
+        try:
+            click.echo(CurveKeys.read("FILE", str(file)).public.decode())
+        except InvalidSetting as error:
+            raise click.ClickException(str(error)) from error
+        return
     keys = CurveKeys.new()
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

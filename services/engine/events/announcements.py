@@ -38,10 +38,11 @@ class _Indexed(NamedTuple):
 class Announcements:
     """Turns Steps into changes of the announced keys. Belongs to the event loop."""
 
-    def __init__(self, state: PoolState, adopted: Mapping[bytes, OriginFields], *, salts: bool) -> None:
+    def __init__(self, state: PoolState, adopted: Mapping[bytes, OriginFields], *, salts: bytes | None) -> None:
         """Follow a pool from now on. `adopted` has the origins of keys that it has already.
 
-        Keys of unknown origin are not announced; nor are those of chains with a salt, unless `salts`.
+        Keys of unknown origin are not announced; nor are those of chains with a salt, unless
+        `salts` is the key of their digests.
         """
         self._state = state
         self._salts = salts
@@ -79,7 +80,7 @@ class Announcements:
 
     def before(self, step: Step) -> None:
         """Record what a Step that is applied next commits to."""
-        self._ends = chain_ends(self._state, step) if step.commits else {}
+        self._ends = chain_ends(self._state, step, self._salts or b"") if step.commits else {}
 
     def applied(self, step: Step, refusals: Sequence[Refusal]) -> None:
         """Record the tokens that the last Step has committed, and whether it was a reset."""
@@ -129,7 +130,7 @@ class Announcements:
         return chain[::-1]
 
     def _learn(self, origins: Iterable[tuple[bytes, OriginFields]]) -> None:
-        if self._salts:
+        if self._salts is not None:
             self._origins.update(origins)
         else:
             self._origins.update((key, origin) for key, origin in origins if not origin[-1])

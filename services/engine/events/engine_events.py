@@ -1,6 +1,7 @@
 """KV events of one engine: the stream, what follows the pool, and what publishes."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +11,7 @@ from kvmanager import PoolSpec
 from services.engine.events.event_stream import EventStream, beat
 from services.engine.events.origins import OriginFields
 from services.engine.events.pool_events import Follow, PoolEvents
-from services.engine.events.settings import PUBLISHED, EventSettings
+from services.engine.events.settings import PUBLISHED, ZERO, EventSettings
 from services.engine.observer import EventStats
 from services.runtime.settings import InvalidSetting
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from services.engine.events.zeromq.publisher import EventPublisher
 
 _NANOSECONDS_OF_A_MICROSECOND = 1000
+_KEY_BYTES = 32  # of the digests of salts: each process has its own
 
 log = logging.getLogger("quire.engine")
 
@@ -26,13 +28,13 @@ class EngineEvents:
     """The events of an engine's pool. Belongs to the event loop."""
 
     def __init__(self, settings: EventSettings, started_ns: int) -> None:
-        """Number batches from the start, in nanoseconds since 1970.
+        """Number batches from the start, in nanoseconds since 1970, or from 0.
 
         Raises InvalidSetting if they cannot be published.
         """
-        epoch = started_ns // _NANOSECONDS_OF_A_MICROSECOND
+        epoch = 0 if settings.kv_events_numbers == ZERO else started_ns // _NANOSECONDS_OF_A_MICROSECOND
         self.stream = EventStream(epoch, time.time, settings.kv_events_history)
-        self._salts = settings.kv_events_salts == PUBLISHED
+        self._salts = os.urandom(_KEY_BYTES) if settings.kv_events_salts == PUBLISHED else None
         self._publisher = _publisher(settings)
 
     @property
@@ -45,7 +47,8 @@ class EngineEvents:
         if self._publisher:
             await self._publisher.bind()
             replay = self._publisher.replay_address or "nowhere"
-            log.info("publishes KV events at %s, replays them at %s", self._publisher.address, replay)
+            where = self._publisher.address, replay, self._publisher.protection
+            log.info("publishes KV events at %s, replays them at %s; they have the token ids of prompts, %s", *where)
 
     def follow(self, adopted: Mapping[bytes, OriginFields]) -> Follow:
         """Return what follows the engine's pool. `adopted` has the origins of keys that the pool has already."""

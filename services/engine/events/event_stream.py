@@ -2,6 +2,9 @@
 
 A sequence number is never used again, not even after a restart of the engine: the first one is the time of the start
 in microseconds, called the epoch. A number below the epoch is another process's, and its state is lost with it.
+
+With 0 as the epoch numbers begin at 0 in each process, as vLLM's do. Then a number does not tell whose it is: a
+listener notices a restart by a lower number than it has heard, or by a lost connection.
 """
 
 import asyncio
@@ -97,6 +100,11 @@ class EventStream:
         if not self.oldest <= first <= self.next_sequence:
             return Resumption(None, self.next_sequence)
         return Resumption(list(islice(self._history, first - self.oldest, None)), self.next_sequence)
+
+    @property
+    def from_zero(self) -> bool:
+        """Whether the numbers of each process begin at 0."""
+        return not self.epoch
 
     @property
     def oldest(self) -> int:

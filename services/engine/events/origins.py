@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Collection, Iterator
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import blake2b
 from typing import NamedTuple
 
 from blocks import Commit, Step, block_key, block_keys
@@ -50,10 +50,14 @@ class ChainEnd(NamedTuple):
     salt: str
 
 
-def chain_ends(state: PoolState, step: Step) -> dict[int, ChainEnd]:
-    """Return the ends of the sequences that a Step commits to, before it is applied."""
+def chain_ends(state: PoolState, step: Step, salt_key: bytes) -> dict[int, ChainEnd]:
+    """Return the ends of the sequences that a Step commits to, before it is applied; `salt_key` is that of digests."""
     found = (state.sequences.get(item.sequence) for item in step.commits)
-    return {one.id: ChainEnd(one.last_key, one.last_key == one.root, salt_digest(one.salt)) for one in found if one}
+    return {
+        one.id: ChainEnd(one.last_key, one.last_key == one.root, salt_digest(one.salt, salt_key))
+        for one in found
+        if one
+    }
 
 
 def committed_origins(
@@ -82,6 +86,9 @@ def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes
 
 
 @lru_cache(4096)
-def salt_digest(salt: bytes) -> str:
-    """Return a digest of a salt in hexadecimal digits, empty for none: it separates tenants and names nobody."""
-    return sha256(b"quire-salt-digest" + salt).hexdigest()[: 2 * _SALT_BYTES] if salt else ""
+def salt_digest(salt: bytes, key: bytes) -> str:
+    """Return a digest of a salt in hexadecimal digits, empty for none.
+
+    It tells salts apart. Without the key nobody can guess the salt from it.
+    """
+    return blake2b(salt, key=key, digest_size=_SALT_BYTES).hexdigest() if salt else ""

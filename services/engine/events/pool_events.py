@@ -13,7 +13,7 @@ class PoolEvents:
     """Follows a pool, and publishes what each Step changes in its keys."""
 
     def __init__(
-        self, state: PoolState, stream: EventStream, adopted: Mapping[bytes, OriginFields], *, salts: bool
+        self, state: PoolState, stream: EventStream, adopted: Mapping[bytes, OriginFields], *, salts: bytes | None
     ) -> None:
         """Publish the keys that the pool has already, and answer requests for snapshots from now on.
 

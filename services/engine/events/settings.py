@@ -9,6 +9,7 @@ from services.runtime.addresses import check_http_listen_address
 from services.runtime.settings import InvalidSetting, Requires, setting
 
 PUBLISHED, OMITTED = "published", "omitted"
+START, ZERO = "start", "zero"
 _READ = "whoever connects reads the token ids of prompts"
 _LISTENING = ("kv_events_listen", "kv_events_replay_listen")
 _OF_EVENTS = (Requires("kv_events_listen", without=("",), because="there are no events without it"),)
@@ -52,6 +53,13 @@ class EventSettings:
         "Form of a KV event: map, as in vLLM since 0.24; array, as before, for routers that read no other.",
         choices=("map", "array"),
     )
+    kv_events_numbers: str = setting(
+        START,
+        "First sequence number of KV events: start, the time of the process's start, so that numbers never go back; "
+        "zero, as in vLLM, for llm-d's replaySocketPort and vllm-router, which take only consecutive numbers.",
+        choices=(START, ZERO),
+        requires=(Requires("smg", among=(False,), because="smg continues behind numbers of an earlier process"),),
+    )
     kv_events_topic: str = setting("", "Topic of KV events. llm-d expects kv@POD@MODEL, kthena kv-events.")
     kv_events_history: int = setting(
         10_000,
@@ -87,7 +95,8 @@ class EventSettings:
     )
     smg: bool = setting(
         False,
-        "Serve on --listen also the service VllmEngine, which the router smg calls: generation and KV events.",
+        "Serve also the service VllmEngine, which the router smg calls at the engine's address: generation and KV "
+        "events, which contain the token ids of prompts.",
     )
 
     @property
@@ -106,3 +115,5 @@ class EventSettings:
     def check_event_exposure(self) -> None:
         """Raise InvalidSetting if other machines could read KV events without a key."""
         exposure.check_addresses(self, _LISTENING, "kv_events_curve_clients", "kv_events_insecure", _READ)
+        if self.smg:
+            exposure.check_addresses(self, ("listen",), "tls_client_ca", "kv_events_insecure", _READ)

@@ -1,5 +1,6 @@
 """Adds the service for smg to an engine's server, where the settings ask for it."""
 
+import logging
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from services.engine.smg.servicer import SmgServicer
 
 _PACKAGE = "smg_grpc_proto"
+
+log = logging.getLogger("quire.engine")
 
 
 def add_smg(server: grpc.aio.Server, settings: EngineSettings, readiness: Readiness) -> "SmgServicer":
@@ -26,4 +29,7 @@ def add_smg(server: grpc.aio.Server, settings: EngineSettings, readiness: Readin
         raise InvalidSetting(f"smg requires the package {_PACKAGE}: pip install 'quire[routers]'") from missing
     servicer = SmgServicer(settings, readiness)
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
+    log.info("serves smg at the engine's address: generation, and KV events with the token ids of prompts")
+    if settings.listen.startswith("unix:"):
+        log.warning("smg calls no Unix sockets, such as those of `quire serve`: start `quire engine` for it")
     return servicer

@@ -13,7 +13,7 @@ import grpc
 from quire.v1 import engine_pb2 as pb
 from quire.v1 import engine_pb2_grpc as pb_grpc
 from services.gateway.fleet.in_flight_requests import InFlightRequests
-from services.gateway.fleet.load_estimate import LoadEstimate
+from services.gateway.fleet.load_estimate import CurrentLoad, LoadEstimate
 from services.gateway.fleet.observer import FleetObserver
 from services.gateway.fleet.request_stream import Event, RequestStream
 from services.runtime import transport
@@ -126,6 +126,12 @@ class EngineLink:
     def requests(self) -> int:
         """Count of this gateway's requests in flight, and other gateways' requests in the engine's latest report."""
         return len(self._requests) + self.load.requests_of_others
+
+    def current_load(self) -> CurrentLoad:
+        """Return the engine's load: its latest report, and what was sent since. Raises Unavailable."""
+        description = self.description()
+        held = max(0, description.device_blocks - self.load.available_blocks) * description.block_size
+        return CurrentLoad(self.requests, self.load.waiting, held + self.load.pending_prefill_tokens)
 
     def description(self) -> pb.GetEngineResponse:
         """Return the engine's description. Raises Unavailable while disconnected."""

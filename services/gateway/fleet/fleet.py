@@ -13,6 +13,7 @@ from services.gateway.dialects.dialect import Dialect
 from services.gateway.dialects.selection import UNSELECTED, DialectSelection
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.gateway.fleet.engine_link import EngineLink, LinkOptions
+from services.gateway.fleet.load_estimate import CurrentLoad
 from services.gateway.fleet.retention import MAX_RETAINED_MODELS, Retention
 from services.gateway.text.tokenizer import Tokenizer
 from services.gateway.text.tokenizer_store import TokenizerStore
@@ -155,6 +156,11 @@ class Fleet:
     def usable_engines(self) -> dict[str, int]:
         """Return the number of engines that accept requests, for each known model."""
         return {name: len(model.ready_links()) for name, model in self._models.items()}
+
+    def loads(self) -> list[CurrentLoad]:
+        """Return the loads of the engines that accept requests, ordered by model and engine id."""
+        engines = [link for model in self.models() for _, link in sorted(model.ready_links().items())]
+        return [link.current_load() for link in engines]
 
     def prune(self, now: float) -> None:
         """Drop the oldest models without engines and requests, if there are too many. `now` is in seconds."""

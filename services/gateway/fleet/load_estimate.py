@@ -1,8 +1,22 @@
 """A gateway's estimate of one engine's load and cached prefixes."""
 
+from typing import NamedTuple
+
 from quire.v1 import engine_pb2 as pb
 from services.gateway.fleet.prefix_tracker import PrefixTracker
 from services.gateway.fleet.routing import RecentLoad
+
+
+class CurrentLoad(NamedTuple):
+    """Load of one engine, over all its gateways.
+
+    `waiting` of its `requests` have no blocks yet. `tokens` are those that fit in the blocks of requests, and prompt
+    tokens still to be computed.
+    """
+
+    requests: int
+    waiting: int
+    tokens: int
 
 
 class LoadEstimate:
@@ -13,6 +27,8 @@ class LoadEstimate:
         self.recent = RecentLoad(window_seconds)
         self.prefixes = PrefixTracker(0)
         self.requests_of_others = 0  # of other gateways, in the latest report
+        self.waiting = 0  # requests without blocks, in the latest report
+        self.available_blocks = 0  # in the latest report
         self._reported_tokens = 0
         self._sent_tokens = 0  # since the latest report
 
@@ -29,6 +45,7 @@ class LoadEstimate:
     def on_report(self, load: pb.EngineLoad, own_requests: int) -> None:
         """Apply the engine's report; `own_requests` of its requests are this gateway's."""
         self._reported_tokens, self._sent_tokens = load.prompt_tokens, 0
+        self.waiting, self.available_blocks = load.waiting, load.available_blocks
         self.requests_of_others = max(0, load.running + load.waiting - own_requests)
 
     def on_connected(self, device_blocks: int) -> None:
@@ -37,4 +54,4 @@ class LoadEstimate:
 
     def on_disconnected(self) -> None:
         """Drop the reported load. Recent load stays, in case the engine reconnects."""
-        self._reported_tokens = self.requests_of_others = 0
+        self._reported_tokens = self.requests_of_others = self.waiting = self.available_blocks = 0

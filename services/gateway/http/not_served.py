@@ -8,6 +8,7 @@ _BATCHES = "Quire runs batches from files, with `quire run-batch`"
 _EMBEDDINGS = "Quire computes no embeddings; its models generate text"
 _LORA = "Quire serves no LoRA adapters; merge the adapter into its model"
 _PROFILES = "Quire has no profiles over HTTP"
+_RENDERING = "Quire renders completions and chats only"
 _SCORES = "Quire computes no scores of texts; its models generate text"
 _SLEEP = "Quire cannot put engines to sleep"
 _TEXT_ONLY = "Quire serves no {}; its models read and write text"
@@ -29,6 +30,8 @@ _REASONS = {
     "/v1/videos": _TEXT_ONLY.format("videos"),
     "/v1/realtime": "Quire has no Realtime API",
     "/v1/messages/batches": _BATCHES,
+    "/v1/responses/render": _RENDERING,
+    "/v1/messages/render": _RENDERING,
     "/v1/responses": "Quire does not store responses, because gateways share no state",
     "/v1/responses/compact": "Quire does not compact conversations",
     "/v1/conversations": "Quire does not store conversations, because gateways share no state",

@@ -44,6 +44,8 @@ HEALTH = {"kvmanager": "quire.v1.KVManager", "engine": "quire.v1.Engine", "gatew
 
 Object = dict[str, Any]
 
+MUTUAL_TLS: Object = {"tls": {"enabled": True, "existingSecrets": {"kvmanager": "k", "engine": "e", "gateway": "g"}}}
+
 # libyaml's loader if available, because renders are many and long.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -196,3 +198,23 @@ def settings_of(pod: Object, monkeypatch: pytest.MonkeyPatch, component: str = "
     container = service_container(pod, component or component_of(pod))
     component, options = parse(container["args"], variables(container), monkeypatch)
     return settings_from(TYPES[component], options)
+
+
+def settings_in(pod: Object, component: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the settings of a service, with the pod's name in place of the engine's id."""
+    container = service_container(pod, component)
+    expanded = {
+        name: value.replace("$(QUIRE_ENGINE_ENGINE_ID)", "pod-1") for name, value in variables(container).items()
+    }
+    service, options = parse(container["args"], expanded, monkeypatch)
+    return settings_from(TYPES[service], options)
+
+
+def engine_pod(values: Object) -> Object:
+    """Return the pod of a release's only engine."""
+    return pods(render(values))["engine"]
+
+
+def selected_by(objects: list[Object], labels: dict[str, str]) -> list[str]:
+    """Return the names of the pods with these labels."""
+    return [name for name, pod in pods(objects).items() if labels.items() <= pod["metadata"]["labels"].items()]

@@ -6,25 +6,24 @@ from typing import Any
 
 import pytest
 
-from services.cli.options import settings_from
 from services.runtime.ports import ENGINE, GATEWAY, KV_EVENTS, KVMANAGER
 from tests.deployment.helm.chart import (
+    MUTUAL_TLS,
     PORTS,
-    TYPES,
     Object,
     all_containers,
     by_name,
+    engine_pod,
     merged,
     nested,
     of_kind,
     only,
-    parse,
     pods,
     refusal,
     render,
     render_ci,
     service_container,
-    variables,
+    settings_in,
     volumes,
 )
 
@@ -36,20 +35,6 @@ AIBRIX = nested("engine.aibrix.enabled", True)
 PICKER = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "picker"}}}]
 BEHIND_POLICY = {"networkPolicy": {"enabled": True, "routers": PICKER}}
 ROUTER_LABELS = re.compile("aibrix|llm-d|inference.networking")
-
-
-def settings_in(pod: Object, component: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the settings of a service, with the pod's name in place of the engine's id."""
-    container = service_container(pod, component)
-    expanded = {
-        name: value.replace("$(QUIRE_ENGINE_ENGINE_ID)", "pod-1") for name, value in variables(container).items()
-    }
-    service, options = parse(container["args"], expanded, monkeypatch)
-    return settings_from(TYPES[service], options)
-
-
-def engine_pod(values: Object) -> Object:
-    return pods(render(values))["engine"]
 
 
 def of_routers(pod: Object) -> dict[str, str]:
@@ -90,8 +75,7 @@ def test_all_services_of_a_pod_continue_until_routers_have_removed_it() -> None:
 
 
 def test_the_gateway_of_a_pod_has_the_keys_and_the_certificate_of_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
-    tls = {"enabled": True, "existingSecrets": {"kvmanager": "k", "engine": "e", "gateway": "g"}}
-    pod = engine_pod(merged(POOL, {"tls": tls}))
+    pod = engine_pod(merged(POOL, MUTUAL_TLS))
     volumes(pod)  # all are mounted
     named = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounted = {
@@ -266,10 +250,9 @@ def test_only_named_pods_reach_the_events(port: int) -> None:
     assert rules_for(POOL, port) == []
 
 
-def test_pickers_reach_the_metrics_of_engines_and_smg_their_grpc() -> None:
+def test_pickers_reach_the_metrics_of_engines_and_not_their_grpc() -> None:
     assert PICKER in rules_for(POOL, ENGINE.metrics)
     assert PICKER not in rules_for(POOL, ENGINE.grpc)
-    assert PICKER in rules_for(nested("engine.settings.smg", True), ENGINE.grpc)
 
 
 def test_clients_reach_the_gateways_of_pods_as_they_reach_other_gateways() -> None:
@@ -318,6 +301,11 @@ def test_a_kv_manager_beside_its_engine_stays_closed_to_routers() -> None:
         (
             merged(AIBRIX, EVENTS, nested("engine.settings.kv_events_form", "map")),
             "engine.settings.kv_events_form is map, but engine.aibrix is enabled, which reads arrays",
+        ),
+        (
+            merged(AIBRIX, CURVE),
+            "engine.kvEvents.curve.existingSecret is set, but engine.aibrix is enabled, which speaks no CURVE: set "
+            "engine.kvEvents.insecure, and let networkPolicy decide who reaches the events",
         ),
         (
             nested("engine.podGateway.resources", {"limits": {"cpu": 1}}),

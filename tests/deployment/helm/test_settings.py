@@ -88,9 +88,10 @@ def values_of_all(component: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("component", TYPES)
 def test_every_setting_reaches_its_service(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = {"kvmanager": {"settings": {"grace_seconds": 3_000_000}}}
-    gpu = {"resources": {"limits": {"nvidia.com/gpu": 64}}} if component == "engine" else {}
+    open_gpu = {"resources": {"limits": {"nvidia.com/gpu": 64}}, "kvEvents": {"insecure": True}}
+    beside = open_gpu if component == "engine" else {}
     for given in values_of_all(component):
-        rendered = render({**longest, component: {"settings": given, **gpu}})
+        rendered = render({**longest, component: {"settings": given, **beside}})
         _, options = parse([component], variables(containers(rendered)[component]), monkeypatch)
         assert {name: options[name] for name in given} == given
 

@@ -64,7 +64,10 @@ def test_once_prints_the_blocks_of_a_snapshot() -> None:
 
 def test_once_without_an_engine_ends_at_its_deadline() -> None:
     done = run("127.0.0.1:1", REPLAY, "127.0.0.1:1", "--once", "--timeout", "0.2")
-    assert (done.exit_code, done.output) == (1, "Error: no snapshot from 127.0.0.1:1 within 0.2 s\n")
+    assert (done.exit_code, done.output) == (
+        1,
+        "Error: no snapshot from 127.0.0.1:1 within 0.2 s: does the engine ask for keys?\n",
+    )
 
 
 def change_some(one: Published) -> None:
@@ -126,6 +129,8 @@ def test_keys_made_by_the_command_encrypt(tmp_path: Path) -> None:
         public[file] = tmp_path / f"{file.name}.public"
         public[file].write_text(made.stdout)
         assert file.stat().st_mode & 0o777 == 0o600
+    shown = CliRunner().invoke(cli, ["key", "curve", str(server), "--show"])
+    assert shown.output.strip() == public[server].read_text().strip()
     again = CliRunner().invoke(cli, ["key", "curve", str(server)])
     assert (again.exit_code, again.output) == (1, f"Error: cannot write '{server}': File exists\n")
     files = {"kv_events_curve_key": str(server), "kv_events_curve_clients": str(public[client])}
@@ -141,7 +146,9 @@ def test_an_engine_of_quire_serve_publishes(tiny_model: Callable[[str], Path]) -
     quire = start_quire("--model", model, "--device-blocks", "64", *events, "--heartbeat-seconds", "0.2")
     try:
         line = quire.output.wait_for("publishes KV events at ")
-        address, replay = line.split("publishes KV events at ")[1].split(", replays them at ")
+        said, protection = line.split("publishes KV events at ")[1].split("; ")
+        assert protection == "they have the token ids of prompts, in plain text, for whoever connects"
+        address, replay = said.split(", replays them at ")
         done = run(address, REPLAY, replay, "--once")
         assert done.exit_code == 0, done.output
         assert done.output.startswith("tiny-llama at ")

@@ -1,12 +1,14 @@
 """Follows the KV events of an engine, ours or vLLM's, over ZeroMQ.
 
 It subscribes, asks for a snapshot, applies each batch, and asks for those that are missing. An engine that restarted
-has higher numbers, which are a gap, and the answer is a snapshot of the new process; vLLM then has lower ones. Without
-an address for replays it applies what it hears, and counts what it missed.
+has higher numbers, which are a gap, and the answer is a snapshot of the new process. Where the numbers of a process
+begin at 0, as vLLM's do, it has lower ones, or by the time of the next connection the same: so behind a lost connection
+the whole state is asked for. Without an address for replays it applies what it hears, and counts what it missed.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +18,7 @@ import zmq.asyncio
 from services.engine.events.zeromq.curve import CurveKeys
 from services.engine.events.zeromq.follower import Follower
 from services.engine.events.zeromq.replay import END, SNAPSHOT, sequence_bytes
+from services.engine.events.zeromq.sockets import Disconnections
 from services.engine.events.zeromq.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
 
 _REPLAY_SECONDS = 10.0
@@ -75,13 +78,22 @@ class EventListener:
             self._connect(socket, self._publication.events)
             if self._publication.replay:
                 await self._begin(context)
-            while True:
-                await self._hear(context, await socket.recv_multipart())
+            with closing(Disconnections(socket)) as disconnections:
+                while True:
+                    frames = await socket.recv_multipart()
+                    if disconnections.take() and self._numbers_repeat():
+                        self.follower.restart()
+                    await self._hear(context, frames)
 
-    async def _begin(self, context: zmq.asyncio.Context) -> None:
+    def _numbers_repeat(self) -> bool:
+        """Whether another process of the engine may use the same numbers, and its state can be asked for."""
+        return bool(self._publication.replay) and not (self.description and self.description.epoch)
+
+    async def _begin(self, context: zmq.asyncio.Context) -> bool:
         """Get the whole state: as a snapshot, or from a publisher that has none, what it kept."""
-        if not await self._replay(context, 0, _SNAPSHOT_SECONDS, SNAPSHOT):
-            await self._replay(context, 0, _REPLAY_SECONDS)
+        return await self._replay(context, 0, _SNAPSHOT_SECONDS, SNAPSHOT) or await self._replay(
+            context, 0, _REPLAY_SECONDS
+        )
 
     async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
         if len(frames) != 3:
@@ -91,9 +103,14 @@ class EventListener:
         first = self.follower.missing(sequence)
         if first is not None and self._publication.replay:
             self.complete.clear()
-            if not await self._replay(context, first, _REPLAY_SECONDS):
+            if not await self._resume(context, first):
                 return  # the next batch asks again
         self._apply(sequence, frames[2])
+
+    async def _resume(self, context: zmq.asyncio.Context, first: int) -> bool:
+        if not first and self.description:  # a publisher that knows the word fills no numbers
+            return await self._begin(context)
+        return await self._replay(context, first, _REPLAY_SECONDS)
 
     async def _replay(self, context: zmq.asyncio.Context, first: int, seconds: float, *words: bytes) -> bool:
         """Apply the batches from a number on; return False if the answer had no end."""

@@ -100,6 +100,13 @@ class EventPublisher:
         self._tasks: list[asyncio.Task[None]] = []
         self.address = self.replay_address = ""
 
+    @property
+    def protection(self) -> str:
+        """Say who can read the events."""
+        if self._curve is None:
+            return "in plain text, for whoever connects"
+        return "encrypted, " + ("for the clients of a file" if self._curve.clients else "for whoever connects")
+
     async def bind(self) -> None:
         """Listen. Raises AddressUnavailable, with the name of the setting."""
         self._sockets = _Sockets(self._curve)

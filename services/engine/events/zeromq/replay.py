@@ -9,7 +9,9 @@ Requests and answers are vLLM's (`distributed/kv_events.py`, 0.32), on a ROUTER 
 If a batch that is wanted is not kept any more, or is of an earlier process, vLLM answers with what is left. Here the
 answer is a snapshot: batches of the same form that begin with AllBlocksCleared, whose numbers rise from the wanted one
 to the last before the snapshot began (`snapshots`), then the batches since, then the end. A subscriber that applies the
-batches in order has the state of the engine, whether or not it knows snapshots.
+batches in order has the state of the engine, whether or not it knows snapshots. Where numbers begin at 0, batches
+without changes fill the numbers between the state and the last one; if there are more than 262,144 numbers, the first
+one is higher than the wanted one.
 
 Beyond vLLM, a request with a third frame, the word `snapshot`, is always answered with a snapshot, after one message of
 four frames: empty, topic, the epoch (8 bytes), and a msgpack map with `epoch`, `next_sequence`, `block_size`,
@@ -17,7 +19,8 @@ four frames: empty, topic, the epoch (8 bytes), and a msgpack map with `epoch`, 
 ignores such a request.
 
 Answers are given one at a time. ZeroMQ never says when a peer reads again, so an answer to a slow one is tried again
-each 10 ms; without progress for some seconds it is given up, without its end, and the peer asks again.
+after 0.5 ms, later after 10 ms; without progress for some seconds it is given up, without its end, and the peer asks
+again.
 """
 
 import asyncio
@@ -31,7 +34,7 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.zeromq.snapshots import SnapshotOutgrown, snapshot
+from services.engine.events.zeromq.snapshots import SnapshotOutgrown, consecutive, make_room, snapshot
 
 SNAPSHOT = b"snapshot"
 END = b"\xff" * 8
@@ -42,7 +45,10 @@ _MOST_WAITING = 16
 # Of requests that are read; a message that is there is received without a pause.
 _MESSAGES_AT_ONCE = 32
 _PAUSE_SECONDS = 0.01
+_FIRST_RETRY_SECONDS = 0.0005
 _RETRY_SECONDS = 0.01
+# Batches without changes that are sent without a pause: about half a millisecond.
+_FILLED_AT_ONCE = 32
 _STALLED_SECONDS = 5.0
 _ANSWER_SECONDS = 120.0
 
@@ -142,9 +148,9 @@ class Replays:
         if request.wants_snapshot:
             await self._send(request.peer, self._topic, sequence_bytes(stream.epoch), source.description())
         if whole:
+            make_room(stream)
             first = stream.next_sequence
-            for batch in snapshot(stream, request.first):
-                await self._send_batch(source, request.peer, batch)
+            await self._send_snapshot(source, request)
         since = stream.resume(first).batches
         if since is None:
             raise _Overtaken
@@ -152,6 +158,24 @@ class Replays:
             await self._send_batch(source, request.peer, batch)
         await self._send(request.peer, b"", END, b"")
         return Outcome.SNAPSHOT if whole else Outcome.REPLAYED
+
+    async def _send_snapshot(self, source: Source, request: ReplayRequest) -> None:
+        batches = snapshot(source.stream, request.first)
+        fills = source.stream.from_zero and not request.wants_snapshot
+        for part in consecutive(batches) if fills else batches:
+            if isinstance(part, range):
+                await self._fill(source, request.peer, part)
+            else:
+                await self._send_batch(source, request.peer, part)
+
+    async def _fill(self, source: Source, peer: bytes, numbers: range) -> None:
+        """Send batches without changes."""
+        payload = source.encode(source.stream.batch(numbers.start, []))
+        for number in numbers:
+            await self._send(peer, self._topic, sequence_bytes(number), payload)
+            if not number % _FILLED_AT_ONCE:
+                await asyncio.sleep(0)
+        self.batches += len(numbers)
 
     async def _send_batch(self, source: Source, peer: bytes, batch: EventBatch | None) -> None:
         if batch is not None:
@@ -162,7 +186,7 @@ class Replays:
     async def _send(self, peer: bytes, *frames: bytes) -> None:
         """Pass a message to ZeroMQ; wait until there is room for it. Raises _Stalled."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._stalled_seconds
+        until, pause = loop.time() + self._stalled_seconds, _FIRST_RETRY_SECONDS
         while True:
             try:
                 await self._socket.send_multipart((peer, b"", *frames), zmq.NOBLOCK)
@@ -170,7 +194,8 @@ class Replays:
             except zmq.Again:
                 if loop.time() > until:
                     raise _Stalled from None
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _RETRY_SECONDS)
             except zmq.ZMQError as error:  # the peer is gone
                 raise _Stalled from error
 

@@ -1,7 +1,7 @@
 """Sends events in a thread of its own, so that nothing that subscribers send holds the event loop.
 
 ZeroMQ enters subscriptions into its trie within the calls that send and receive, as many as there are, for as long as
-more arrive. pyzmq releases the interpreter's lock meanwhile. `sending_ends` of `watcher` bounds what may arrive.
+more arrive. pyzmq releases the interpreter's lock meanwhile. `connections` bounds what may arrive.
 """
 
 import asyncio

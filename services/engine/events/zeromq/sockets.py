@@ -63,3 +63,28 @@ def _interface(socket: AnySocket, host: str) -> str:
     family, *_, place = network.getaddrinfo(host.strip("[]"), None, type=network.SOCK_STREAM)[0]
     socket.ipv6 = family == network.AF_INET6
     return f"[{place[0]}]" if socket.ipv6 else str(place[0])
+
+
+class Disconnections:
+    """Notices that a connecting socket has lost its connection."""
+
+    def __init__(self, socket: AnySocket) -> None:
+        """Watch from now on."""
+        self._socket = socket
+        self._owner = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
+
+    def take(self) -> bool:
+        """Return whether there was one since the last call."""
+        found = False
+        while True:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found = True
+
+    def close(self) -> None:
+        """Watch no more; before the socket is closed."""
+        self._owner.close(linger=0)
+        self._socket.disable_monitor()

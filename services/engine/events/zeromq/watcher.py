@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from math import inf
 
 import zmq
 import zmq.asyncio
@@ -19,7 +21,7 @@ MOST_SUBSCRIPTIONS = 1000
 _TICK_SECONDS = 0.05
 # After the end of a connection, for its subscriptions to go.
 _CALM_TICKS = 20
-_LOG_TICKS = 1200
+_LOG_SECONDS = 60.0
 
 log = logging.getLogger("quire.engine")
 
@@ -39,7 +41,8 @@ class Watcher:
         self._connections = connections
         self._curve = curve
         self._subscriptions = subscriptions
-        self._calm = self._logged = 0
+        self._calm = 0
+        self._logged, self._logged_at = (0, 0), -inf
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kv-events-watcher", daemon=True)
 
@@ -85,15 +88,12 @@ class Watcher:
             tasks.create_task(self._limit())
 
     async def _limit(self) -> None:
-        ticks = 0
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             for connections in self._connections.values():
                 connections.limit(_TICK_SECONDS)
             self._limit_subscriptions()
-            if ticks % _LOG_TICKS == 0:
-                self._log()
-            ticks += 1
+            self._log()
 
     def _limit_subscriptions(self) -> None:
         self._calm = max(0, self._calm - 1)
@@ -102,7 +102,14 @@ class Watcher:
             self._calm = _CALM_TICKS
 
     def _log(self) -> None:
-        ended = sum(connections.ended for connections in self._connections.values())
-        if ended > self._logged:
-            log.warning("KV events: ended %d connections that sent more than subscribers do", ended - self._logged)
-        self._logged = ended
+        """Say what was refused and ended since the last time, once a minute at most."""
+        now, every = time.monotonic(), self._connections.values()
+        refused, ended = found = sum(one.refused for one in every), sum(one.ended for one in every)
+        if found == self._logged or now - self._logged_at < _LOG_SECONDS:
+            return
+        before = self._logged
+        self._logged, self._logged_at = found, now
+        if refused > before[0]:
+            log.warning("refused %d connections to KV events: wrong key or protocol, or too many", refused - before[0])
+        if ended > before[1]:
+            log.warning("ended %d connections to KV events, which sent more than subscribers do", ended - before[1])

@@ -39,6 +39,11 @@ class ChatCompletionCall(GenerationCall):
             return await self.handler.prompt_ids(self._request, self.origin.caller)
         return await self.handler.token_ids(self._request.model, self._request.prompt, self.origin.caller)
 
+    async def render(self) -> dict[str, Any]:
+        """Return the token ids of the prompt, without a generation. Raises ServiceError."""
+        self.prepare_tools()
+        return await self.rendered(self._request)
+
     async def complete(self) -> dict[str, Any]:
         """Generate the complete response. Raises ServiceError."""
         self.prepare_tools()

@@ -58,6 +58,14 @@ class CompletionCall(GenerationCall):
             "usage": generation_output.usage(one.finished.usage for one in collected),
         }
 
+    async def render(self) -> list[dict[str, Any]]:
+        """Return the token ids of each prompt, without a generation. Raises ServiceError."""
+        prompts = []
+        for at, request in enumerate(self.translated.generations):
+            with self._locating(at):
+                prompts.append(await self.rendered(request))
+        return prompts
+
     async def stream(self) -> Events:
         """Yield the chunks of the response, the first (which may be empty) at the start. Raises ServiceError."""
         await self._read_prompts()

@@ -72,6 +72,12 @@ class GenerationCall:
         """Start the generation of one prompt."""
         return self.handler.generate(request, self.origin)
 
+    async def rendered(self, request: gateway_pb2.GenerateRequest) -> dict[str, Any]:
+        """Return the token ids of one prompt, without a generation. Raises ServiceError."""
+        token_ids = await self.handler.rendered(request, self.origin.caller)
+        model = self.handler.model(request.model).model
+        return {"request_id": request.request_id, "model": model, "token_ids": token_ids}
+
     def tokenizer(self, model: str) -> Tokenizer:
         """Return the tokenizer of a served model."""
         return self.handler.tokenizer(model)

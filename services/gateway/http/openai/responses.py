@@ -214,6 +214,14 @@ class Tokens(BaseModel):
     token_strs: list[str] | None = Field(description="Entries of the tokens in the vocabulary, if requested.")
 
 
+class RenderedPrompt(BaseModel):
+    """The tokens of a prompt that a request would compute."""
+
+    request_id: str = Field(description="Id of the generation, if the client chose it; else a new one.")
+    model: str = Field(description="Name of the model.")
+    token_ids: list[int] = Field(description="Token ids.")
+
+
 class Prompt(BaseModel):
     """The text of tokens."""
 
@@ -236,6 +244,17 @@ class Load(BaseModel):
     """The load of the gateway."""
 
     server_load: int = Field(description="Requests in flight at this gateway.")
+
+
+class WorkerLoad(BaseModel):
+    """The load of one engine, with the members that SGLang's server has for one of its ranks."""
+
+    dp_rank: int = Field(description="Position of the engine, from 0.")
+    num_reqs: int = Field(description="Requests that run or wait at the engine, of all gateways.")
+    num_waiting_reqs: int = Field(description="Those of them that have no blocks yet.")
+    num_tokens: int = Field(
+        description="Tokens that fit in the blocks of requests, and prompt tokens still to be computed."
+    )
 
 
 class ServerInfo(BaseModel):

@@ -44,6 +44,18 @@ async def complete_chat(body: requests.ChatCompletionRequest, request: Request) 
     return await _respond(call, request, stream=bool(body.stream))
 
 
+@router.post("/v1/completions/render", responses={200: {"model": list[responses.RenderedPrompt]}})
+async def render(body: requests.CompletionRequest, request: Request) -> Response:
+    """Return the token ids of the prompts that a completion would compute, without a generation."""
+    return await _rendered(CompletionCall(handler_of(request), origin_of(request), body), request)
+
+
+@router.post("/v1/chat/completions/render", responses={200: {"model": responses.RenderedPrompt}})
+async def render_chat(body: requests.ChatCompletionRequest, request: Request) -> Response:
+    """Return the token ids of the prompt that a chat would compute, without a generation."""
+    return await _rendered(ChatCompletionCall(handler_of(request), origin_of(request), body), request)
+
+
 @router.post("/v1/responses", responses={200: {"model": response_schemas.ResponseBody, "content": _RESPONSE_EVENTS}})
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Generate a response to an input. Nothing is stored."""
@@ -63,6 +75,11 @@ def _response_call(body: ResponsesRequest, request: Request) -> ResponseCall:
     conversation, tools = InputConversation(body), ResponseTools.of(body)
     request.state.field_names = InputFieldNames.of(conversation, tools, FieldNames())  # until the body is translated
     return ResponseCall(handler_of(request), origin_of(request), body, conversation, tools)
+
+
+async def _rendered(call: CompletionCall | ChatCompletionCall, request: Request) -> Response:
+    request.state.field_names = call.translated.field_names
+    return json_response(await while_connected(request.receive, call.render()))
 
 
 async def _respond(call: CompletionCall | ChatCompletionCall, request: Request, *, stream: bool) -> Response:

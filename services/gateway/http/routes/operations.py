@@ -55,6 +55,17 @@ async def load(request: Request) -> Response:
     return json_response({"server_load": handler_of(request).in_flight})
 
 
+@router.get(
+    "/get_load",
+    responses={200: {"model": list[responses.WorkerLoad]}, **{status: ERRORS[status] for status in (401, 503)}},
+)
+async def engine_loads(request: Request) -> Response:
+    """Return the load of each engine that accepts requests as SGLang's server does: its router asks for it."""
+    names = ("num_reqs", "num_waiting_reqs", "num_tokens")
+    loads = [dict(zip(names, one, strict=True)) for one in handler_of(request).loads()]
+    return json_response([{"dp_rank": at, **one} for at, one in enumerate(loads)])
+
+
 @router.get("/server_info", responses={200: {"model": responses.ServerInfo}, 401: ERRORS[401]})
 async def server_info(request: Request) -> Response:
     """Name the only or first served model as SGLang's server does: its router asks for it."""

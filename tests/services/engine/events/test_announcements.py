@@ -23,7 +23,7 @@ class FollowedPool:
 
     def __init__(self, pool):
         self.pool = pool
-        self.announcements = Announcements(pool.state, {}, salts=True)
+        self.announcements = Announcements(pool.state, {}, salts=b"key")
         self.follower, self.late = FollowedKeys(), None
         self.snapshot, self.missed = None, []
         self.apply_to_pool, pool.apply = pool.apply, self.apply
@@ -124,7 +124,7 @@ TestFollowedSteps = FollowedSteps.TestCase
 TestFollowedKinds = FollowedKinds.TestCase
 
 
-def followed_pool(salts=True):
+def followed_pool(salts=b"key"):
     pool = Pool(PoolSpec("engine", 1, "model", 2, 8, 4))
     announcements = Announcements(pool.state, {}, salts=salts)
 
@@ -146,14 +146,14 @@ def test_a_chain_is_stored_in_one_change_with_its_tokens_and_a_digest_of_its_sal
     step(allocates=[salted(1, [1, 2, 3, 4, 5], b"tenant")])
     (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     keys = pool.device.keys.keys_of([1, 2])
-    assert stored == Stored(KeyPlace(0, Medium.GPU), None, keys, stored.tokens, salt_digest(b"tenant"))
+    assert stored == Stored(KeyPlace(0, Medium.GPU), None, keys, stored.tokens, salt_digest(b"tenant", b"key"))
     assert stored.token_ids.tolist() == [1, 2, 3, 4]
     assert b"tenant".hex() not in stored.salt
     assert announcements.origin(keys[1]).parent == keys[0]
 
 
 def test_chains_with_a_salt_are_omitted_where_the_setting_says_so():
-    _, announcements, step = followed_pool(salts=False)
+    _, announcements, step = followed_pool(salts=None)
     step(allocates=[salted(1, [1, 2, 3], b"tenant"), salted(2, [1, 2, 3], b"")])
     (stored,) = step(commits=[Commit(1, 0, [1, 2]), Commit(2, 0, [1, 2])])
     assert stored.salt == ""
@@ -206,7 +206,7 @@ def adopted_pool():
 
 def test_adopted_blocks_are_in_the_snapshot_parents_first():
     pool, origins = adopted_pool()
-    announcements = Announcements(pool.state, origins, salts=True)
+    announcements = Announcements(pool.state, origins, salts=b"key")
     changes = [change for part in announcements.snapshot() for change in part]
     assert changes[0] == Cleared()
     assert changes[1].keys == list(origins)
@@ -214,7 +214,7 @@ def test_adopted_blocks_are_in_the_snapshot_parents_first():
 
 def test_adopted_blocks_that_come_in_any_order_are_announced_parents_first():
     pool, origins = adopted_pool()
-    announcements = Announcements(pool.state, {}, salts=True)
+    announcements = Announcements(pool.state, {}, salts=b"key")
     assert (len(announcements), announcements.hidden) == (0, 2)
     announcements._learn((key, tuple(origin)) for key, origin in origins.items())
     pool.device.keys.journal = list(reversed(origins))
@@ -249,3 +249,8 @@ def test_known_keys_are_no_work_of_the_garbage_collector():
     (stored,) = step(commits=[Commit(1, 0, [1, 2, 3, 4])])
     gc.collect()
     assert not any(gc.is_tracked(announcements.fields(key)) for key in stored.keys)
+
+
+def test_a_digest_of_a_salt_depends_on_a_key_that_nobody_knows():
+    assert salt_digest(b"tenant", b"one") != salt_digest(b"tenant", b"other")
+    assert salt_digest(b"", b"one") == ""

@@ -1,7 +1,7 @@
 """A listener ends with exactly the publisher's blocks, whatever it missed: compared with the publisher's own state."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from services.engine.events.changes import Cleared, Stored
 from services.engine.events.event_stream import EventBatch, EventStream
-from services.engine.events.zeromq.follower import Follower
-from services.engine.events.zeromq.snapshots import Numbering, SnapshotOutgrown, snapshot
+from services.engine.events.zeromq.follower import Follower, HeldBlocks
+from services.engine.events.zeromq.snapshots import (
+    MOST_FILLED,
+    Numbering,
+    SnapshotOutgrown,
+    consecutive,
+    make_room,
+    snapshot,
+)
 from services.engine.events.zeromq.vllm_format import (
     FULL_ATTENTION,
     SLIDING_WINDOW,
@@ -28,7 +35,7 @@ KINDS = [AttentionKind(FULL_ATTENTION), AttentionKind(SLIDING_WINDOW, 8)]
 class Wire:
     """An engine and a listener, with a network between them that loses messages and interrupts answers."""
 
-    def __init__(self, seed: int, history: int, loss: float, *, arrays: bool) -> None:
+    def __init__(self, seed: int, history: int, loss: float, *, arrays: bool, epoch: int = EPOCH) -> None:
         self.random = random.Random(seed)
         self.loss = loss
         self.history = history
@@ -37,10 +44,12 @@ class Wire:
         self.snapshots = 0
         self.changes_meanwhile = 0.1
         self.listening = True
-        self.start(EPOCH)
+        self.start(epoch)
 
     def start(self, epoch: int) -> None:
-        """A new process of the engine, with an empty pool."""
+        """A new process of the engine, with an empty pool. Listeners know its numbers, or notice a lost connection."""
+        if not epoch:
+            self.follower.restart()
         self.stream = EventStream(epoch, lambda: 1.0, self.history)
         self.keys = Keys(self.stream, self.random.randint(0, 1 << 30))
         self.stream.listen(self.hear)
@@ -66,17 +75,24 @@ class Wire:
             self.follower.apply(batch.sequence, self.passed(batch), replayed=True)
         return True
 
+    def parts(self, first: int) -> Iterable[EventBatch | range | None]:
+        batches = snapshot(self.stream, first)
+        return consecutive(batches) if self.stream.from_zero else batches
+
     def answer(self, first: int) -> Iterator[EventBatch | None]:
         """Yield the batches of an answer; None if events came faster than these."""
-        begun = self.stream.next_sequence
         if self.stream.resume(first).batches is None:
             self.snapshots += 1
             self.listening = False  # what it would hear meanwhile is in the answer
-            for batch in snapshot(self.stream, first):
+            make_room(self.stream)
+            begun = self.stream.next_sequence
+            for part in self.parts(first):
                 if self.random.random() < self.changes_meanwhile:
                     self.keys.change()
-                if batch:
-                    yield batch
+                if isinstance(part, range):
+                    yield from (EventBatch(number, 1.0, []) for number in part)
+                elif part:
+                    yield part
             self.listening = True
             first = begun
         found = self.stream.resume(first).batches
@@ -84,16 +100,21 @@ class Wire:
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.integers(0, 1 << 30), st.sampled_from([5, 20, 1000]), st.sampled_from([0.0, 0.05, 0.5]), st.booleans())
+@given(
+    st.integers(0, 1 << 30),
+    st.sampled_from([5, 20, 1000]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.booleans(),
+    st.sampled_from([EPOCH, 0]),
+)
 def test_a_listener_that_loses_messages_ends_with_the_publishers_blocks(
-    seed: int, history: int, loss: float, arrays: bool
+    seed: int, history: int, loss: float, arrays: bool, epoch: int
 ) -> None:
-    wire = Wire(seed, history, loss, arrays=arrays)
-    epoch = EPOCH
+    wire = Wire(seed, history, loss, arrays=arrays, epoch=epoch)
     for turn in range(150):
         wire.keys.change()
         if wire.random.random() < 0.01:
-            epoch += 1 << 20
+            epoch += (1 << 20) * bool(epoch)
             wire.start(epoch)
         if wire.random.random() < 0.02:  # it is stopped for a while
             wire.listening = False
@@ -152,6 +173,51 @@ def test_numbers_of_a_snapshot_rise_from_the_wanted_one_and_end_at_the_last(aske
     assert found[:-1] == [*range(asked, asked + len(found) - 1)]
     assert found[-1] == stream.next_sequence - 1
     assert len(found) == 5, "1,000 blocks and a clear in batches of 256, and one without changes"
+
+
+class Consecutive:
+    """A consumer that takes only consecutive numbers from the wanted one up to the one that it heard."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.held = HeldBlocks()
+
+    def join(self, wanted: int, heard: int) -> None:
+        numbers = []
+        for batch in self.wire.answer(wanted):
+            assert batch
+            numbers.append(batch.sequence)
+            self.held.apply(self.wire.passed(batch))
+        assert numbers[: heard - wanted] == [*range(wanted, heard)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 1 << 30), st.integers(50, 100), st.integers(1, 600), st.integers(0, 600))
+def test_numbers_from_0_are_consecutive_up_to_the_live_batch(seed: int, history: int, turns: int, wanted: int) -> None:
+    wire = Wire(seed, history, 0.0, arrays=False, epoch=0)
+    wire.listening = False
+    for _ in range(turns):
+        wire.keys.change()
+    consumer = Consecutive(wire)
+    consumer.join(wanted if 0 < wanted < wire.stream.oldest else 0, wire.stream.next_sequence)
+    assert {place: found for place, found in consumer.held.places.items() if found} == wire.keys.state()
+
+
+def test_a_wanted_number_that_is_too_far_back_begins_before_the_history() -> None:
+    stream = EventStream(0, lambda: 1.0, 100)
+    Keys(stream, 0).grow(1000)
+    for _ in range(MOST_FILLED + 10):
+        stream.publish(())
+    found = numbers(stream, 0)
+    assert found[0] == stream.oldest - 16, "1,000 blocks in batches of 256, twice, and 8 to spare"
+    assert found[-1] == stream.next_sequence - 1
+    assert numbers(stream, 11 + 3)[0] == 14, "as many as can be filled"
+
+
+def test_a_snapshot_has_numbers_at_once() -> None:
+    stream = EventStream(0, lambda: 1.0, 100)
+    make_room(stream)
+    assert numbers(stream, 0) == [0, stream.next_sequence - 1]
 
 
 def test_an_interrupted_snapshot_is_never_continued_from_the_history() -> None:

@@ -20,6 +20,8 @@ LOCAL, OPEN = "127.0.0.1:5557", "0.0.0.0:5557"
         ({"kv_events_listen": "no port"}, "kv_events_listen must be host:port"),
         ({"kv_events_listen": "127.0.0.1:70000"}, "kv_events_listen: the port must be between 0 and 65535"),
         ({"kv_events_listen": LOCAL, "kv_events_form": "tuple"}, "kv_events_form must be one of map, array"),
+        ({"kv_events_listen": LOCAL, "kv_events_numbers": "one"}, "kv_events_numbers must be one of start, zero"),
+        ({"kv_events_numbers": "zero", "smg": True}, "smg must be False with kv_events_numbers"),
         ({"kv_events_listen": LOCAL, "kv_events_topic": "a\nb"}, "kv_events_topic must be printable text"),
         ({"kv_events_listen": LOCAL, "kv_events_history": 10}, "kv_events_history must be at least 64"),
         ({"kv_events_listen": LOCAL, "kv_events_queue": 0}, "kv_events_queue must be at least 1"),
@@ -48,6 +50,19 @@ def test_addresses_that_other_machines_reach_need_keys_of_clients(name: str, add
         EngineSettings(**values, kv_events_curve_key="file").check_exposure()
     EngineSettings(**values, kv_events_insecure=True).check_exposure()
     EngineSettings(**values, kv_events_curve_key="file", kv_events_curve_clients="file").check_exposure()
+
+
+def test_smg_needs_clients_with_certificates_where_other_machines_reach_the_engine() -> None:
+    open_engine = {"listen": "0.0.0.0:1", "insecure": True}
+    EngineSettings(**open_engine).check_exposure()  # type: ignore[arg-type]
+    fault = (
+        r"^listen is 0\.0\.0\.0:1, .* whoever connects reads the token ids of prompts: set tls_client_ca, or kv_events_"
+    )
+    with pytest.raises(InvalidSetting, match=fault):
+        EngineSettings(**open_engine, smg=True).check_exposure()  # type: ignore[arg-type]
+    EngineSettings(**open_engine, smg=True, kv_events_insecure=True).check_exposure()  # type: ignore[arg-type]
+    files = {"tls_certificate": "c", "tls_key": "k", "tls_client_ca": "a"}
+    EngineSettings(listen="0.0.0.0:1", smg=True, **files).check_exposure()  # type: ignore[arg-type]
 
 
 def test_kv_events_do_not_open_the_engine() -> None:

@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from services.engine.events.changes import Cleared
 from services.engine.events.zeromq import connections
+from services.engine.events.zeromq.follower import HeldBlocks
 from services.engine.events.zeromq.listener import Publication
 from services.engine.events.zeromq.publisher import EventPublisher
 from services.engine.events.zeromq.replay import Replays, parse_request, sequence_bytes
@@ -109,6 +110,50 @@ async def test_a_listener_outlives_the_engine() -> None:
                 await settle(second, listener)
                 assert listener.follower.held.counts() == second.keys.counts()
                 assert second.outcomes() == {"snapshot": 1}
+
+
+async def test_a_listener_notices_another_process_with_the_same_numbers() -> None:
+    async with published(0) as first:
+        for _ in range(50):
+            first.keys.change()
+        address, replay = first.publisher.address, first.publisher.replay_address
+        async with listening(first.publication) as listener:
+            await until(listener.complete.is_set)
+            await first.publisher.close()
+            addresses = {"kv_events_listen": address, "kv_events_replay_listen": replay}
+            async with published(0, 7, **addresses) as second:
+                while second.stream.next_sequence < first.stream.next_sequence + 5:
+                    second.keys.change()
+                await settle(second, listener)
+                assert listener.follower.held.counts() == second.keys.counts()
+
+
+@pytest.mark.parametrize("words", [(), (b"snapshot",)])
+async def test_numbers_from_0_are_filled_up_to_the_last_one(words: tuple[bytes, ...]) -> None:
+    async with published(0, kv_events_history=64) as one, dealing(one) as socket:
+        for _ in range(3000):
+            one.keys.change()
+        found = [message for message in await ask(socket, 0, *words) if words == () or message[3][:1] != b"\x87"]
+        numbers = [int.from_bytes(message[2], "big") for message in found]
+        assert numbers[-1] == one.stream.next_sequence - 1
+        assert (numbers == [*range(one.stream.next_sequence)]) == (not words)
+        held = HeldBlocks()
+        for message in found:
+            held.apply(decode(message[3]))
+        assert held.counts() == one.keys.counts()
+        assert one.outcomes() == {"snapshot": 1}
+
+
+async def test_steps_go_on_while_numbers_are_filled() -> None:
+    async with published(0, kv_events_history=64) as one, dealing(one) as socket:
+        for _ in range(20_000):
+            one.stream.publish(())
+        asking, waits = asyncio.create_task(ask(socket, 0)), 0
+        while not asking.done():
+            waits += 1
+            await asyncio.sleep(0)
+        assert len(asking.result()) == 20_000
+        assert waits > 20_000 / 64
 
 
 async def test_a_planned_end_clears_all_blocks() -> None:

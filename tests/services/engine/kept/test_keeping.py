@@ -167,7 +167,7 @@ def seal_with_row(kept: Keeping, block: int, origin: Origin) -> bytes:
 
 
 FIRST = Origin(bytes(31) + b"r", True, array("i", [1, 2, 3, 4]).tobytes(), "")
-SALTED = Origin(bytes(31) + b"s", True, array("i", [5, 6, 7, 8]).tobytes(), salt_digest(b"salt"))
+SALTED = Origin(bytes(31) + b"s", True, array("i", [5, 6, 7, 8]).tobytes(), salt_digest(b"salt", b"key"))
 
 
 def test_the_successor_of_an_engine_with_events_knows_what_the_keys_are_hashes_of(model: Path, path: Path) -> None:

@@ -35,7 +35,7 @@ def origin_of(salt: bytes, resets: int, tokens: list[int], block_size: int) -> t
     root = root_key(MODEL, salt, resets)
     *_, hashed, key = (root, root, *block_keys(root, tokens, block_size))
     last = array("i", tokens[-block_size:]).tobytes()
-    return key, Origin(hashed, len(tokens) == block_size, last, salt_digest(salt))
+    return key, Origin(hashed, len(tokens) == block_size, last, salt_digest(salt, b"key"))
 
 
 def report_of(kinds: Iterable[Sequence[dict[int, bytes]]]) -> PoolReport:
@@ -80,7 +80,7 @@ class RandomRows(RandomKinds):
         self.memory = bytearray(row_bytes(self.identity))
         self.unsalted = bytearray(row_bytes(self.identity))
         self.rows = [self.rows_of(self.memory), self.rows_of(self.unsalted, salts=False)]
-        self.announcements = Announcements(self.pool.state, {}, salts=True)
+        self.announcements = Announcements(self.pool.state, {}, salts=b"key")
         self.wrap(self.pool.apply)
 
     def rows_of(self, memory: bytearray, kinds: Any = None, *, salts: bool = True) -> OriginRows:
@@ -121,7 +121,7 @@ def test_a_block_that_is_committed_and_takes_a_swapped_one_in_the_same_step_has_
     identity = identity_of(SIZE, (1, 2))
     memory = bytearray(row_bytes(identity))
     rows = OriginRows(memoryview(memory), identity, PoolReport(), salts=True)
-    announcements = Announcements(pool.state, {}, salts=True)
+    announcements = Announcements(pool.state, {}, salts=b"key")
     first, second = [1, 2], [3, 4]
     for step in (
         Step(1, allocates=[Allocate(1, 1, "r1", b"", first, 2)]),
@@ -175,7 +175,7 @@ def test_an_origin_is_read_as_it_was_written() -> None:
     assert (adopted, found.unknown) == (ORIGINS, 0)
     assert [first for _, first, _, _ in adopted.values()] == [True, False, True, False, False, True]
     assert found.take_adopted() == {}, "nothing is held twice"
-    assert len(salt_digest(b"salt")) == 2 * SALT_BYTES
+    assert len(salt_digest(b"salt", b"key")) == 2 * SALT_BYTES
 
 
 @given(seed=st.integers(0, 1 << 32), flips=st.integers(1, 40))

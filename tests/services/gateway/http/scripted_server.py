@@ -14,6 +14,7 @@ import httpx
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import ANONYMOUS, Caller, Origin
 from services.gateway.dialects.parser import DialectParser
+from services.gateway.fleet.load_estimate import CurrentLoad
 from services.gateway.http.app import make_app
 from services.gateway.http.server import ObservedApp, count_rejection
 from services.gateway.observe.observer import GatewayObserver
@@ -52,6 +53,7 @@ class ScriptedHandler:
         self.failure: BaseException | None = None
         self.hold = asyncio.Event()
         self.hold.set()
+        self.engines = [CurrentLoad(requests=3, waiting=1, tokens=50), CurrentLoad(0, 0, 0)]
         self.running = 0
         self.started = 0
 
@@ -118,6 +120,9 @@ class ScriptedHandler:
     @property
     def in_flight(self) -> int:
         return self.running
+
+    def loads(self) -> list[CurrentLoad]:
+        return self.engines
 
     def models(self) -> list[gateway_pb2.GetModelResponse]:
         return [self.model("played")]

@@ -15,6 +15,8 @@ EXAMPLES = 1000 if FUZZ else 10
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/completions/render", "POST"),
+    ("/v1/chat/completions/render", "POST"),
     ("/v1/responses", "POST"),
     ("/v1/responses/input_tokens", "POST"),
     ("/v1/messages", "POST"),
@@ -29,11 +31,12 @@ OPERATIONS = [
     ("/ping", "GET"),
     ("/ping", "POST"),
     ("/load", "GET"),
+    ("/get_load", "GET"),
     ("/server_info", "GET"),
     ("/reset_prefix_cache", "POST"),
     ("/version", "GET"),
 ]
-WITH_BODIES = OPERATIONS[:8]
+WITH_BODIES = OPERATIONS[:10]
 # Server errors that a valid request can get: overload, or deadline exceeded.
 EXPECTED = {503, 504}
 

@@ -1,7 +1,10 @@
 """Endpoints for operators and probes, and paths that are not served."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import httpx
 import pytest
 
 from tests.load import prompt_request
-from tests.running_quire import RunningQuire
+from tests.running_quire import CALL_SECONDS, RunningQuire
 from tests.services.gateway.http.responses import events, rejection
 from tests.services.gateway.http.scripted_server import ScriptedServer
 
@@ -27,7 +30,7 @@ def test_a_ping_is_answered_as_health(server: ScriptedServer, method: str) -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/ping", "/health", "/ready", "/live", "/load", "/server_info", "/version", "/v1/models"]
+    "path", ["/ping", "/health", "/ready", "/live", "/load", "/get_load", "/server_info", "/version", "/v1/models"]
 )
 def test_head_is_answered_as_get_without_a_body(server: ScriptedServer, path: str) -> None:
     head, get = server.client.head(path), server.client.get(path)
@@ -62,6 +65,42 @@ def test_the_load_is_the_number_of_requests_in_flight(server: ScriptedServer) ->
         server.call(server.handler.hold.set)
     server.settle()
     assert server.client.get("/load").json() == {"server_load": 0}
+
+
+def test_the_loads_of_engines_have_the_members_of_sglangs_server(server: ScriptedServer) -> None:
+    assert server.client.get("/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 50},
+        {"dp_rank": 1, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0},
+    ]
+
+
+def test_the_loads_need_a_valid_key(server: ScriptedServer) -> None:
+    answer = server.client.get("/get_load", headers={"authorization": "Bearer wrong"})
+    assert rejection(answer) == (401, "invalid_api_key")
+
+
+def until_loaded(http: httpx.Client, holds: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+    """Return the load of the only engine as soon as it holds."""
+    deadline, pause = time.monotonic() + CALL_SECONDS, threading.Event()
+    while True:
+        (load,) = http.get("/get_load").json()
+        if holds(load):
+            return dict(load)
+        assert time.monotonic() < deadline, load
+        pause.wait(0.01)
+
+
+def test_an_engines_load_is_that_of_its_requests(http: httpx.Client) -> None:
+    idle = {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+    until_loaded(http, lambda load: load == idle)
+    bodies = [{"prompt": [5 + number] * 100, "max_tokens": 60, "ignore_eos": True} for number in range(12)]
+    with ThreadPoolExecutor(len(bodies)) as clients:  # more prompts than the pool has room for
+        answers = [clients.submit(http.post, "/v1/completions", json=body) for body in bodies]
+        load = until_loaded(http, lambda load: load["num_waiting_reqs"] > 0)
+        assert [one.result().status_code for one in answers] == [200] * len(bodies)
+    assert load["num_waiting_reqs"] < load["num_reqs"] <= len(bodies)
+    assert load["num_tokens"] >= 100
+    until_loaded(http, lambda load: load == idle)  # cached blocks do not count
 
 
 def test_a_reset_makes_the_engine_forget_cached_prefixes(tiny_quire: RunningQuire, http: httpx.Client) -> None:

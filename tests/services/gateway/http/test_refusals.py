@@ -20,6 +20,14 @@ def tool(**function: Any) -> dict[str, Any]:
 
 
 UNKNOWN_TYPE = tool(name="y", parameters={"type": "object", "properties": {"a": {"type": "text"}}})
+# Of chats whose prompts can be rendered: constraints that engines cannot compile, and a length of the output.
+REFUSED_LATER: tuple[dict[str, Any], ...] = (
+    {"max_tokens": 5000},
+    {"guided_regex": "("},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}},
+    {"tools": [tool(name="x"), UNKNOWN_TYPE], "tool_choice": "required"},
+    {"tools": [tool(name="x"), UNKNOWN_TYPE], "tool_choice": tool(name="y")},
+)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +125,8 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
     answer = http.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 8, **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (404 if param == "model" else 400, param), error
+    rendered = http.post("/v1/chat/completions/render", json={"messages": MESSAGES, "max_tokens": 8, **body})
+    assert rendered.status_code == 200 if body in REFUSED_LATER else rendered.json() == answer.json()
     assert param.partition("[")[0].partition(".")[0] in error["message"]
     assert not GRPC_NAME.search(error["message"])
 
@@ -142,8 +152,9 @@ def test_a_rejection_names_the_invalid_field(http: httpx.Client, body: dict[str,
     ],
 )
 def test_a_rejection_names_the_invalid_prompt(http: httpx.Client, body: dict[str, Any], param: str) -> None:
-    answer = http.post("/v1/completions", json=body)
+    answer, rendered = (http.post(path, json=body) for path in ("/v1/completions", "/v1/completions/render"))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert rendered.json() == answer.json()
 
 
 @pytest.mark.parametrize(
