@@ -108,6 +108,7 @@ SHOWN = {
         "quire_kv_events_clears": (),
         "quire_kv_events_overflows": (),
         "quire_kv_events_refused_connections": ("socket",),
+        "quire_kv_events_ended_connections": ("socket",),
         "quire_kv_events_replay_requests": ("outcome",),
         "quire_kv_events_replayed_batches": (),
         "quire_step_seconds": (),

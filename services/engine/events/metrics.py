@@ -81,6 +81,12 @@ EVENT_COUNTERS: Metrics = (
         _of_sockets(lambda sockets: _labelled(sockets.refused)),
     ),
     (
+        "quire_kv_events_ended_connections",
+        "Connections of KV events that were ended by the engine because they sent too much, by socket.",
+        ("socket",),
+        _of_sockets(lambda sockets: _labelled(sockets.ended)),
+    ),
+    (
         "quire_kv_events_replay_requests",
         "Requests for a replay of KV events by outcome: replayed, snapshot, malformed, queue_full, stalled, overtaken.",
         ("outcome",),

@@ -19,13 +19,14 @@ class PublisherStats(NamedTuple):
     """What the sockets of KV events count.
 
     `overflows` counts how often a subscriber did not read until its queue was full: it misses what comes next, and
-    ZeroMQ does not say how much. `connections` and `refused` are by socket, events or replay; `requests` are those of
-    replays by outcome, `replayed` the batches in answers.
+    ZeroMQ does not say how much. `connections`, `refused` and `ended` are by socket, events or replay; those that sent
+    too much were ended. `requests` are those of replays by outcome, `replayed` the batches in answers.
     """
 
     overflows: int
     connections: Mapping[str, int]
     refused: Mapping[str, int]
+    ended: Mapping[str, int]
     requests: Mapping[str, int]
     replayed: int
 

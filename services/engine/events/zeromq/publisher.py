@@ -8,12 +8,8 @@ a number is missing. Nothing here waits for a subscriber. A batch has some 32 Ki
 """
 
 import asyncio
-import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -24,20 +20,17 @@ from blocks import WindowKind
 from services.engine.events.changes import Cleared
 from services.engine.events.event_stream import EventBatch, EventStream
 from services.engine.events.settings import EventSettings, PublisherStats
-from services.engine.events.zeromq.admission import Admission
+from services.engine.events.zeromq.connections import Connections
 from services.engine.events.zeromq.curve import CurveServer
 from services.engine.events.zeromq.replay import QUEUE, Outcome, Replays, Source, sequence_bytes
-from services.engine.events.zeromq.sockets import AnySocket, Connections, listen
+from services.engine.events.zeromq.sender import Sender
+from services.engine.events.zeromq.sockets import AnySocket, listen
 from services.engine.events.zeromq.vllm_format import CHUNKED, FULL_ATTENTION, SLIDING_WINDOW, AttentionKind, Encoder
+from services.engine.events.zeromq.watcher import Watcher
 from services.runtime.transport import AddressUnavailable
 
 # At the end, for the last batch to leave the process.
 _LINGER_SECONDS = 1.0
-_SUBSCRIPTIONS_AT_ONCE = 1000
-_UPDATE_SECONDS = 1.0
-_LOG_SECONDS = 60.0
-
-log = logging.getLogger("quire.engine")
 
 
 class EventSource(NamedTuple):
@@ -57,54 +50,39 @@ class _Sockets:
     """The two sockets, of one context: for events, and for replays if they have an address."""
 
     def __init__(self, curve: CurveServer | None) -> None:
-        self.context = zmq.Context()
-        self.events = self.context.socket(zmq.XPUB)
-        # Without it, ZeroMQ would not tell that it drops messages.
-        self.events.setsockopt(zmq.XPUB_NODROP, 1)
-        self.replay = zmq.asyncio.Context(self.context).socket(zmq.ROUTER)
+        self._context = zmq.Context()
+        self._events = self._context.socket(zmq.XPUB)
+        self.sender = Sender(self._events)
+        self.replay = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
         self.replay.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.connections = {"events": Connections(self.events), "replay": Connections(self.replay)}
+        sockets: dict[str, AnySocket] = {"events": self._events, "replay": self.replay}
+        self.connections = {domain: Connections(socket, domain) for domain, socket in sockets.items()}
         self._curve = curve
-        self._admission = Admission(self.context, self.connections, curve.clients if curve else None)
-        self._admission.start()
+        self._watcher = Watcher(self._context, self.connections, curve, lambda: self.sender.subscriptions)
+        self._watcher.start()
 
     def bind(self, settings: EventSettings) -> tuple[str, str]:
         """Listen, and return the addresses; empty: none. Raises AddressUnavailable."""
-        first = self._listen(self.events, "events", settings.kv_events_listen, settings.kv_events_queue)
+        longest = len(settings.kv_events_topic.encode())
+        first = self._listen(self._events, "events", settings.kv_events_listen, settings.kv_events_queue, longest)
         address = settings.kv_events_replay_listen
-        return first, self._listen(self.replay, "replay", address, QUEUE) if address else ""
+        second = self._listen(self.replay, "replay", address, QUEUE) if address else ""
+        self.sender.start()
+        return first, second
 
-    def _listen(self, socket: AnySocket, domain: str, address: str, queue: int) -> str:
+    def _listen(self, socket: AnySocket, domain: str, address: str, queue: int, longest: int = 0) -> str:
         setting = "kv_events_listen" if domain == "events" else "kv_events_replay_listen"
-        return listen(socket, setting, address, domain=domain, queue=queue, curve=self._curve)
-
-    def publish(self, frames: Sequence[bytes]) -> bool:
-        """Pass a message to ZeroMQ, without waiting; return False if a subscriber's queue has become full."""
-        try:
-            self.events.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            self.events.setsockopt(zmq.XPUB_NODROP, 0)
-            self.events.send_multipart(frames, zmq.NOBLOCK)
-            self.events.setsockopt(zmq.XPUB_NODROP, 1)
-            return False
-        return True
-
-    def refresh(self) -> None:
-        """Count connections, and read what subscribers wrote: subscriptions, which ZeroMQ has followed."""
-        for connections in self.connections.values():
-            connections.update()
-        with suppress(zmq.Again):
-            for _ in range(_SUBSCRIPTIONS_AT_ONCE):
-                self.events.recv(zmq.NOBLOCK)
+        bound = listen(socket, setting, address, domain=domain, queue=queue, curve=self._curve, longest=longest)
+        self.connections[domain].port = int(bound.rpartition(":")[2])
+        return bound
 
     async def close(self, linger_seconds: float) -> None:
         """Close both; wait at most `linger_seconds` for events to leave."""
-        for connections in self.connections.values():
-            connections.close()
-        self._admission.stop()
+        await self.sender.close(linger_seconds)
+        self.replay.disable_monitor()
+        await self._watcher.stop()
         self.replay.close(linger=0)
-        self.events.close(linger=int(linger_seconds * 1000))
-        await asyncio.to_thread(self.context.term)
+        await asyncio.to_thread(self._context.term)
 
 
 class EventPublisher:
@@ -120,7 +98,6 @@ class EventPublisher:
         self._replays: Replays | None = None
         self._encoder: Encoder | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._overflows = 0
         self.address = self.replay_address = ""
 
     @property
@@ -147,9 +124,8 @@ class EventPublisher:
         self._encoder = encoder
         stream.listen(self._send)
         source = Source(stream, encoder.encode, lambda: self._description(stream, origin))
-        self._tasks = [asyncio.create_task(self._refresh())]
         if self.replay_address:
-            self._tasks.append(asyncio.create_task(self._replays.run(source)))
+            self._tasks = [asyncio.create_task(self._replays.run(source))]
 
     def _description(self, stream: EventStream, origin: EventSource) -> bytes:
         """Describe the engine to a subscriber that asked for a snapshot."""
@@ -161,29 +137,18 @@ class EventPublisher:
     def _send(self, batch: EventBatch) -> None:
         if self._encoder and self._sockets:
             frames = (self._topic, sequence_bytes(batch.sequence), self._encoder.encode(batch))
-            self._overflows += not self._sockets.publish(frames)
-
-    async def _refresh(self) -> None:
-        logged, at = 0, -inf
-        while self._sockets:
-            self._sockets.refresh()
-            refused = sum(one.refused for one in self._sockets.connections.values())
-            if refused > logged and time.monotonic() - at >= _LOG_SECONDS:
-                log.warning("refused %d connections to KV events: wrong key or protocol, or too many", refused - logged)
-                logged, at = refused, time.monotonic()
-            await asyncio.sleep(_UPDATE_SECONDS)
+            self._sockets.sender.send(frames)
 
     @property
     def stats(self) -> PublisherStats:
         """What was sent, and to whom; connections as of now."""
-        if self._sockets:
-            self._sockets.refresh()
         connections = self._sockets.connections if self._sockets else {}
         outcomes = self._replays.outcomes if self._replays else Counter[Outcome]()
         return PublisherStats(
-            self._overflows,
+            self._sockets.sender.overflows if self._sockets else 0,
             {name: one.count for name, one in connections.items()},
             {name: one.refused for name, one in connections.items()},
+            {name: one.ended for name, one in connections.items()},
             {outcome.value: outcomes[outcome] for outcome in Outcome},
             self._replays.batches if self._replays else 0,
         )

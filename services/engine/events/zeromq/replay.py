@@ -42,6 +42,9 @@ SEQUENCE_BYTES = 8
 # Messages that wait for a peer: 2 MiB of batches.
 QUEUE = 64
 _MOST_WAITING = 16
+# Of requests that are read; a message that is there is received without a pause.
+_MESSAGES_AT_ONCE = 32
+_PAUSE_SECONDS = 0.01
 _FIRST_RETRY_SECONDS = 0.0005
 _RETRY_SECONDS = 0.01
 # Batches without changes that are sent without a pause: about half a millisecond.
@@ -108,8 +111,9 @@ class Replays:
 
     async def _read(self) -> None:
         while True:
-            self._add(parse_request(await self._socket.recv_multipart()))
-            await asyncio.sleep(0)  # a message that is there is received without a pause
+            for _ in range(_MESSAGES_AT_ONCE):
+                self._add(parse_request(await self._socket.recv_multipart()))
+            await asyncio.sleep(_PAUSE_SECONDS)  # ZeroMQ reads no more from peers whose messages wait
 
     def _add(self, request: ReplayRequest | None) -> None:
         """Keep a request, in place of an earlier one of its peer."""

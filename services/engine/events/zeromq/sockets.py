@@ -1,4 +1,4 @@
-"""Listening ZeroMQ sockets: their addresses, bounds and connections."""
+"""Listening ZeroMQ sockets: their addresses and bounds."""
 
 import os
 import socket as network
@@ -10,8 +10,12 @@ from zmq.utils.monitor import parse_monitor_message
 from services.engine.events.zeromq.curve import CurveServer
 from services.runtime.transport import AddressUnavailable
 
-# Of a message that is received: a subscription or a request.
-_MOST_RECEIVED_BYTES = 1024
+# Of a part of a message that is received: a subscription, a request, or the longest of a handshake, CURVE's INITIATE,
+# which has some 320 bytes. A longer subscription than the topic matches nothing.
+_MOST_RECEIVED_BYTES = 512
+# Of a peer: the messages that wait here for their reader, and the kernel's buffer.
+_RECEIVE_QUEUE = 64
+_RECEIVE_BUFFER_BYTES = 32 << 10
 _HANDSHAKE_MILLISECONDS = 5000
 # Hosts that vanish are noticed by the kernel: not all libraries of routers answer ZeroMQ's own heartbeats.
 _KEEPALIVE = (
@@ -20,26 +24,29 @@ _KEEPALIVE = (
     (zmq.TCP_KEEPALIVE_INTVL, 10),
     (zmq.TCP_KEEPALIVE_CNT, 3),
 )
-_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED
-_EVENTS_AT_ONCE = 1000
 
 AnySocket = zmq.Socket[Any]
 
 
-def listen(socket: AnySocket, name: str, address: str, *, domain: str, queue: int, curve: CurveServer | None) -> str:
+def listen(
+    socket: AnySocket, name: str, address: str, *, domain: str, queue: int, curve: CurveServer | None, longest: int = 0
+) -> str:
     """Bind a socket to host:port, with at most `queue` messages that wait for a peer, and return the address.
 
-    `domain` is that of ZAP. Raises AddressUnavailable, with the name of the setting.
+    `domain` is that of ZAP. A message that is received has at most 512 bytes, and `longest` for a topic. Raises
+    AddressUnavailable, with the name of the setting.
     """
     socket.sndhwm = queue
-    socket.maxmsgsize = _MOST_RECEIVED_BYTES
+    socket.rcvhwm = _RECEIVE_QUEUE
+    socket.rcvbuf = _RECEIVE_BUFFER_BYTES
+    socket.maxmsgsize = _MOST_RECEIVED_BYTES + longest
     socket.handshake_ivl = _HANDSHAKE_MILLISECONDS
     socket.linger = 0
     for option, value in _KEEPALIVE:
         socket.setsockopt(option, value)
-    socket.zap_domain = domain.encode()
     if curve:
+        socket.zap_domain = domain.encode()
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         curve.protect(socket)
     host, _, port = address.rpartition(":")
     try:
@@ -57,50 +64,6 @@ def _interface(socket: AnySocket, host: str) -> str:
     family, *_, place = network.getaddrinfo(host.strip("[]"), None, type=network.SOCK_STREAM)[0]
     socket.ipv6 = family == network.AF_INET6
     return f"[{place[0]}]" if socket.ipv6 else str(place[0])
-
-
-class Connections:
-    """Counts the open connections of a listening socket, and the refused ones.
-
-    `count` is of connections that stand, encrypted or not, whose handshake may be in progress. A connection without the
-    right key, or with another protocol, is refused.
-    """
-
-    def __init__(self, socket: AnySocket) -> None:
-        """Count from now on; before the socket is bound."""
-        self._socket = socket
-        self._owner = socket.get_monitor_socket(_WATCHED)
-        self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
-        self._open: set[int] = set()
-        self.refused = 0
-
-    @property
-    def count(self) -> int:
-        """Open connections as of the last `update`."""
-        return len(self._open)
-
-    def update(self) -> None:
-        """Read what happened since the last call; without waiting. To be called often: ZeroMQ waits for it at last."""
-        for _ in range(_EVENTS_AT_ONCE):
-            try:
-                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = parse_monitor_message(frames)
-            self._apply(int(message["event"]), int(message["value"]))
-
-    def _apply(self, event: int, value: int) -> None:
-        if event == zmq.EVENT_ACCEPTED:
-            self._open.add(value)
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._open.discard(value)
-        else:
-            self.refused += 1
-
-    def close(self) -> None:
-        """Count no more; before the socket is closed."""
-        self._owner.close(linger=0)
-        self._socket.disable_monitor()
 
 
 class ConnectionWatch:

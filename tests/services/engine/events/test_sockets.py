@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from services.engine.events.changes import Cleared
-from services.engine.events.zeromq import admission
+from services.engine.events.zeromq import connections
 from services.engine.events.zeromq.follower import HeldBlocks
 from services.engine.events.zeromq.listener import Publication
 from services.engine.events.zeromq.publisher import EventPublisher
@@ -309,7 +309,7 @@ async def test_a_subscriber_that_never_reads_costs_bounded_memory_and_no_time() 
                     await asyncio.sleep(0)
             assert process.memory_info().rss - before < 16 << 20
             assert slowest < 1.0
-            assert one.publisher.stats.overflows == 1, "it has not read since"
+            assert 1 <= one.publisher.stats.overflows < 20, "once, and again when the kernel's buffers have grown"
 
 
 async def test_a_reader_misses_nothing_beside_one_that_never_reads() -> None:
@@ -366,7 +366,7 @@ async def test_loopback_by_any_name(host: str) -> None:
 
 
 async def test_connections_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
     async with published() as one, listening(one.publication) as first, listening(one.publication) as second:
         await until(lambda: first.complete.is_set() and second.complete.is_set())
         async with listening(one.publication) as third:
