@@ -25,14 +25,13 @@ from services.engine.observer import SmgStats
 from services.engine.settings import EngineSettings
 from services.engine.smg.answers import Answers, Sample
 from services.engine.smg.descriptions import model_info, server_info
-from services.engine.smg.engine_tokenizer import EngineTokenizer
+from services.engine.smg.engine_tokenizer import EngineTokenizer, archive_pieces, tokenizer_archive
 from services.engine.smg.field_names import FieldNames
 from services.engine.smg.generation import Generation
 from services.engine.smg.loads import Loads
 from services.engine.smg.stop_strings import StopStrings
 from services.engine.smg.submissions import RequestLimits, check_request, submission_of
 from services.engine.smg.subscriptions import Subscriptions
-from services.engine.smg.tokenizer_archive import archive_pieces, tokenizer_archive
 from services.runtime.errors import InvalidField, RequestExists, ServiceError, SlowClient, Unavailable, UnsupportedField
 from services.runtime.service import Readiness
 from services.runtime.statuses import abort_on_error

@@ -181,7 +181,7 @@ def test_all_other_paths_need_a_valid_key(secured: SecuredGateway, values: list[
     headers = [(b"authorization", value.encode("latin-1")) for value in values]
     described = secured.anyone.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, methods in described.items() for method in methods if path not in OPEN]
-    assert len(calls) == 12
+    assert len(calls) == 16
     answers = [secured.anyone.request(method, path, headers=headers, json={}) for method, path in calls]
     assert {(answer.status_code, answer.headers["www-authenticate"]) for answer in answers} == {(401, "Bearer")}
     errors = [answer.json()["error"] for answer in answers]
