@@ -227,13 +227,13 @@ def requirements() -> list[dict[str, Any]]:
         {
             "name": name,
             "default": field.default,
-            "of": [str(value) for value in one.of],
-            "besides": [str(value) for value in one.besides],
+            "of": [_text(value) for value in one.of],
+            "besides": [_text(value) for value in one.besides],
             "where": dict(one.where),
             "other": one.other,
             "otherDefault": fields[one.other].default,
-            "among": [str(value) for value in one.among],
-            "without": [str(value) for value in one.without],
+            "among": [_text(value) for value in one.among],
+            "without": [_text(value) for value in one.without],
             "most": one.most,
             "permitted": one.permitted(),
             "because": one.because,
@@ -241,6 +241,11 @@ def requirements() -> list[dict[str, Any]]:
         for name, field in fields.items()
         for one in field.metadata["requires"]
     ]
+
+
+def _text(value: Any) -> str:
+    """Return a value as Helm's `toString` writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bounds_of_fraction(schema: Schema) -> Schema:

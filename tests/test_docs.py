@@ -120,8 +120,9 @@ FOREIGN: dict[str, set[str]] = {
         *("--reuse-values", "--reset-then-reuse-values", "kubernetes.io/hostname", "node.kubernetes.io/not-ready"),
     },
     "belongs to a router of another stack, which the sentence names": {
-        *("kv_aware", "power_of_two", "FlushCache", "--worker-warmup-secs 0", "--worker-warmup-divert-every 0", "Authorization"),
-        *("--prometheus-host", "--client-cert-path", "--client-key-path", "--ca-cert-paths"),
+        *("kv_aware", "power_of_two", "FlushCache", "--worker-warmup-secs 0", "--worker-warmup-divert-every 0"),
+        *("--max-concurrent-requests", "--queue-size", "--prometheus-host", "--client-cert-path", "--client-key-path"),
+        *("--ca-cert-paths", "Authorization"),
         *("--model-server-metrics-port", "--model-server-metrics-port=9152", "replaySocketPort"),
         *("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"),
         *("inference.networking.k8s.io/v1", "inference.networking.x-k8s.io/v1alpha2"),

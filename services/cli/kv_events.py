@@ -1,13 +1,14 @@
 """`quire kv-events`: follows the KV events of an engine."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from services.cli.options import SECONDS
-from services.runtime.addresses import check_server_address
+from services.runtime.addresses import check_tcp_server_address
 from services.runtime.settings import InvalidSetting
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: float, **options: str | None) -> None:
     """Follow the KV events of an engine, Quire's or vLLM's.
 
-    ADDRESS is its --kv-events-listen; --once needs only --replay. Prints the number of its cached blocks by medium
-    whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by their
-    numbers.
+    ADDRESS is its --kv-events-listen, as host:port; --once needs only --replay. Prints the number of its cached blocks
+    by medium whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by
+    their numbers.
     """
     if once and not options["replay"]:
         raise click.UsageError("--once needs --replay")
@@ -55,7 +56,7 @@ def _publication(address: str, options: dict[str, str | None]) -> "Publication":
     try:
         for name, one in (("ADDRESS", address), ("--replay", replay)):
             if one:
-                check_server_address(name, one)
+                check_tcp_server_address(name, one)
         keys = CurveKeys.read("--curve-key", key) if key else None
         own = read_key("--curve-server", server) if server else None
     except InvalidSetting as error:
@@ -63,13 +64,26 @@ def _publication(address: str, options: dict[str, str | None]) -> "Publication":
     return Publication(address, replay, options["topic"] or "", keys, own)
 
 
+async def _check_hosts(publication: "Publication") -> None:
+    """Resolve the names of hosts: ZeroMQ would try them forever. Raises click.ClickException."""
+    for address in filter(None, (publication.events, publication.replay)):
+        host, _, port = address.rpartition(":")
+        try:
+            await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of a name is too long
+            reason = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+            raise click.ClickException(f"cannot find the host of {address}: {reason}") from error
+
+
 def _hint(publication: "Publication") -> str:
-    return "are the keys right?" if publication.keys else "does the engine ask for keys?"
+    keys = "are the keys right" if publication.keys else "does the engine ask for keys"
+    return f"is it the engine's --kv-events-replay-listen, and {keys}?"
 
 
 async def _once(publication: "Publication", timeout: float) -> None:
     from services.engine.events.zeromq.listener import EventListener
 
+    await _check_hosts(publication)
     listener = EventListener(publication)
     following = asyncio.create_task(listener.run())
     try:
@@ -85,15 +99,25 @@ async def _once(publication: "Publication", timeout: float) -> None:
 async def _follow(publication: "Publication", interval: float, *, prints: bool) -> None:
     from services.engine.events.zeromq.listener import EventListener
 
+    await _check_hosts(publication)
     listener = EventListener(publication, _print_events if prints else lambda _sequence, _events: None)
     following = asyncio.create_task(listener.run())
     shown = ""
     while not following.done():
         await asyncio.wait([following], timeout=interval)
-        if not prints and (line := _counts(listener)) != shown:
-            click.echo(line)
-            shown = line
+        line = _line(listener, publication.events)
+        if line != shown and not (prints and listener.is_connected):
+            click.echo(line, err=prints)
+        shown = line
     following.result()
+
+
+def _line(listener: "EventListener", address: str) -> str:
+    """Return the counts, and before the first message and without a connection that."""
+    missing = "" if listener.is_connected else f"not connected to {address}"
+    if not listener.has_heard:
+        return missing or f"connected to {address}, nothing received yet"
+    return _counts(listener) + f" ({missing})" * bool(missing)
 
 
 def _counts(listener: "EventListener") -> str:

@@ -15,6 +15,8 @@ _MAX_DIGITS = 16
 _UNIX = re.compile(r"unix:\S+")
 # Perhaps with one of gRPC's resolvers.
 _HOST_AND_PORT = re.compile(r"(?:dns:(?:///)?|ipv[46]:)?(?P<host>[^\s/]*):(?P<port>-?[0-9]+)", re.ASCII)
+# As sockets other than gRPC's take it.
+_PLAIN = re.compile(r"(?P<host>\[[^\s\[\]]+\]|[^\s/:\[\]]+):(?P<port>-?[0-9]+)", re.ASCII)
 
 
 def check_server_address(option: str, address: str) -> None:
@@ -23,6 +25,14 @@ def check_server_address(option: str, address: str) -> None:
         host = _check(option, address, "host:port or unix:/path", least_port=1)
         if not host:
             raise InvalidSetting(f"{option} must have a host before the port, not {address!r}")
+
+
+def check_tcp_server_address(option: str, address: str) -> None:
+    """Raise InvalidSetting, naming the option, unless a client can connect to it over TCP: host:port, [IPv6]:port."""
+    found = _PLAIN.fullmatch(address)
+    if found is None:
+        raise InvalidSetting(f"{option} must be host:port, not {address!r}")
+    _check_port(option, found["port"], 1)
 
 
 def check_listen_address(option: str, address: str) -> None:

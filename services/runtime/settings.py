@@ -51,7 +51,7 @@ class Requires:
         if self.most is not None:
             return f"be at most {self.most:g}"
         values = self.among or self.without
-        names = [str(value) or "empty" for value in values]
+        names = [str(value).lower() if isinstance(value, bool) else str(value) or "empty" for value in values]
         listed = ", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1]
         return f"be {listed}" if self.among else f"not be {listed}"
 

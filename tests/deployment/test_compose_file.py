@@ -17,6 +17,7 @@ from services.kvmanager.settings import KVManagerSettings
 from services.models.model_store import DEMO_REQUIREMENT, DEMO_WHEELS
 from services.runtime.logs import relay
 from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER
+from services.runtime.settings import InvalidSetting
 from tests.deployment.prometheus import CONFIGURATION
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +231,8 @@ def test_engines_start_with_the_documented_line_of_the_profile_smg(page: str) ->
     assert given == {"QUIRE_ENGINE_SMG": "true", "QUIRE_ENGINE_KV_EVENTS_INSECURE": "true"}
     engine = dataclasses.replace(settings_with("off", "off")["ENGINE"], smg=True, kv_events_insecure=True)
     engine.check_exposure()
+    with pytest.raises(InvalidSetting, match="set tls_client_ca, or kv_events_insecure"):
+        dataclasses.replace(engine, kv_events_insecure=False).check_exposure()
 
 
 def test_with_tls_every_link_has_certificates_on_both_sides() -> None:

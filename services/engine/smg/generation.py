@@ -10,7 +10,7 @@ from services.engine.gateway_link import GatewayLink
 from services.engine.guided.constraints import Constraints
 from services.engine.request_parser import RequestParser
 from services.engine.smg.answers import Answers
-from services.engine.smg.submissions import NAMES
+from services.engine.smg.field_names import FieldNames
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -43,11 +43,14 @@ _FAILURES: dict[int, type[ServiceError]] = {
 class Generation:
     """Submits one request, and passes on what the engine answers until the request has ended."""
 
-    def __init__(self, driver: EngineDriver, constraints: Constraints, submission: engine_pb2.Submission) -> None:
-        """Make the link; nothing is submitted yet."""
+    def __init__(
+        self, driver: EngineDriver, constraints: Constraints, submission: engine_pb2.Submission, names: FieldNames
+    ) -> None:
+        """Make the link; nothing is submitted yet. `names` are those of fields in errors."""
         self.link = GatewayLink()
         self._parser = RequestParser(driver, self.link, constraints)
         self._submission = submission
+        self._names = names
         self._aborted = False
 
     def abort(self) -> None:
@@ -61,13 +64,13 @@ class Generation:
         while True:
             output = await self.link.get() or engine_pb2.StepOutput()
             for refused in output.refused:
-                raise _refusal_error(refused)
+                raise _refusal_error(refused, self._names)
             for response in answers.read(output):
                 yield response
             while answers.to_end:
                 self._parser.cancel(self._cancel(engine_pb2.CANCEL_REASON_STOP_STRING, answers.to_end.pop()))
             for finished in output.finished:
-                if not (self._aborted or answers.complete) and (error := _failure_error(finished)):
+                if not (self._aborted or answers.complete) and (error := _failure_error(finished, self._names)):
                     raise error
                 for response in answers.finish(finished.samples):
                     yield response
@@ -83,18 +86,17 @@ class Generation:
         )
 
 
-def _refusal_error(refused: engine_pb2.RequestRefused) -> ServiceError:
-    """Return the error of a refusal, with the name that the field has in smg's messages."""
-    name = NAMES.get(refused.field, refused.field)
-    detail = refused.detail.replace(refused.field, name) if refused.field else refused.detail
-    return _REFUSALS.get(refused.reason, GenerationFailed)(detail, name)
+def _refusal_error(refused: engine_pb2.RequestRefused, names: FieldNames) -> ServiceError:
+    """Return the error of a refusal, with the names that fields have in smg's messages."""
+    detail = names.sentence(refused.detail, refused.field)
+    return _REFUSALS.get(refused.reason, GenerationFailed)(detail, names.field(refused.field))
 
 
-def _failure_error(finished: engine_pb2.RequestFinished) -> ServiceError | None:
+def _failure_error(finished: engine_pb2.RequestFinished, names: FieldNames) -> ServiceError | None:
     """Return the error of a request that failed or that a stopping engine ended; None for others."""
     reasons = {end.reason for end in finished.samples}
     if finished.failure or decoding_pb2.FINISH_REASON_FAILED in reasons:
-        return _FAILURES.get(finished.failure, GenerationFailed)(finished.detail or "the engine failed")
+        return _FAILURES.get(finished.failure, GenerationFailed)(names.sentence(finished.detail) or "the engine failed")
     if decoding_pb2.FINISH_REASON_CANCELLED in reasons:
         return Unavailable("the engine is shutting down")
     return None

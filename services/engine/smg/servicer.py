@@ -26,6 +26,7 @@ from services.engine.settings import EngineSettings
 from services.engine.smg.answers import Answers, Sample
 from services.engine.smg.descriptions import model_info, server_info
 from services.engine.smg.engine_tokenizer import EngineTokenizer
+from services.engine.smg.field_names import FieldNames
 from services.engine.smg.generation import Generation
 from services.engine.smg.loads import Loads
 from services.engine.smg.stop_strings import StopStrings
@@ -116,7 +117,7 @@ class SmgServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc
             _add_context(submission, context)
             if request.request_id in self._calls:
                 raise RequestExists(f"request_id {request.request_id!r} is live", "request_id")
-            generation = Generation(engine.driver, engine.constraints, submission)
+            generation = Generation(engine.driver, engine.constraints, submission, FieldNames(request))
             answers = Answers(request, submission.prompt_token_ids, samples)
             await self._run(request.request_id, generation, answers, context)
 

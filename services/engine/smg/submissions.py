@@ -23,26 +23,6 @@ _AS_MANY_AS_FIT = -1
 _SEED_BITS = 63
 _PREFIX = "sampling_params."
 _OWN_NAMES = {"stop_strings": "stop", "sample_count": "n"}
-# Names in smg's messages by those of the contract.
-NAMES = {
-    "sampling.sample_count": "sampling_params.n",
-    "prompt_token_ids": "tokenized.input_ids",
-    "prompt.token_ids": "tokenized.input_ids",
-    "prompt": "tokenized.input_ids",
-    "stopping.stop_strings": "sampling_params.stop",
-    "logprobs": "sampling_params.logprobs",
-    "prompt_logprobs": "sampling_params.prompt_logprobs",
-    "constraint.json_schema": "sampling_params.json_schema",
-    "constraint.json_object": "sampling_params.json_object",
-    "constraint.regex": "sampling_params.regex",
-    "constraint": "sampling_params.constraint",
-    **{f"sampling.{name}": _PREFIX + name for name in ("temperature", "top_k", "top_p", "min_p", "seed")},
-    **{f"stopping.{name}": _PREFIX + name for name in ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
-    **{
-        f"logit_rules.{name}": _PREFIX + name
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
-    },
-}
 
 
 class RequestLimits(NamedTuple):
@@ -143,6 +123,9 @@ def _constraint(given: smg_pb.SamplingParams) -> decoding_pb2.OutputConstraint |
         case "choice":
             pattern = choice_pattern(given.choice.choices, "sampling_params.choice")
             return decoding_pb2.OutputConstraint(regex=pattern)
+        case "json_object" if not given.json_object:  # vLLM refuses it too
+            field = "sampling_params.json_object"
+            raise InvalidField(f"{field} must be true if it is set", field)
         case kind:
             return decoding_pb2.OutputConstraint(**{kind: getattr(given, kind)})
 

@@ -90,6 +90,10 @@ def test_smg_reaches_the_grpc_port_of_those_engines_alone_that_serve_it() -> Non
             "engine.kvEvents is enabled, and whoever reaches a pod would read the token ids of prompts",
         ),
         (
+            merged(SMG, OPEN_EVENTS, nested("engine.settings.kv_events_numbers", "zero")),
+            "engine.settings.smg must be false with engine.settings.kv_events_numbers zero, not true: smg continues",
+        ),
+        (
             merged(SMG, MUTUAL_TLS, CURVE, OPEN_EVENTS),
             "engine.kvEvents has both curve.existingSecret and insecure: events are encrypted, or not",
         ),

@@ -1,11 +1,12 @@
 """`quire kv-events` and `quire key curve`: at the sockets of an engine without the engine, and at `quire serve`."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,17 @@ def test_once_without_an_engine_ends_at_its_deadline() -> None:
     done = run("127.0.0.1:1", REPLAY, "127.0.0.1:1", "--once", "--timeout", "0.2")
     assert (done.exit_code, done.output) == (
         1,
-        "Error: no snapshot from 127.0.0.1:1 within 0.2 s: does the engine ask for keys?\n",
+        "Error: no snapshot from 127.0.0.1:1 within 0.2 s: "
+        "is it the engine's --kv-events-replay-listen, and does the engine ask for keys?\n",
+    )
+
+
+def test_once_with_a_wrong_address_of_replays_names_it() -> None:
+    with publishing(lambda one: one.keys.grow(7)) as one:
+        done = run(one.publisher.address, REPLAY, one.publisher.address, "--once", "--timeout", "3")
+    assert done.exit_code == 1
+    assert done.output.startswith(
+        f"Error: no snapshot from {one.publisher.address} within 3 s: is it the engine's --kv-events-replay-listen, "
     )
 
 
@@ -77,10 +88,10 @@ def change_some(one: Published) -> None:
 
 
 @contextmanager
-def following(one: Published, *options: str) -> Iterator[Iterator[str]]:
+def following(*arguments: str, stderr: int | None = None) -> Iterator[Iterator[str]]:
     """The lines of the command, until the block ends."""
-    command = [sys.executable, "-m", "services.cli.main", "kv-events", *addresses(one), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "services.cli.main", "kv-events", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout
@@ -89,13 +100,46 @@ def following(one: Published, *options: str) -> Iterator[Iterator[str]]:
 
 
 def test_following_shows_counts_when_they_change() -> None:
-    with publishing(change_some) as one, following(one, "--interval", "0.05") as lines:
-        shown = next(line for line in lines if "no blocks" not in line)
+    with publishing(change_some) as one, following(*addresses(one), "--interval", "0.05") as lines:
+        shown = next(line for line in lines if "GPU" in line)
         assert shown == "tiny at engine-1: GPU 4\n"
 
 
+@pytest.mark.parametrize("options", [[], ["--print"]])
+def test_an_engine_that_is_away_is_not_taken_for_an_empty_one(options: list[str]) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with following(address, "--interval", "0.05", *options, stderr=subprocess.STDOUT) as lines:
+            assert next(lines) == f"not connected to {address}\n"
+
+
+def test_the_loss_of_the_connection_is_shown_beside_what_is_known() -> None:
+    with ExitStack() as running:
+        with publishing(change_some) as one:
+            lines = running.enter_context(following(*addresses(one), "--interval", "0.05"))
+            assert any(line == "tiny at engine-1: GPU 4\n" for line in lines)
+        expected = f"tiny at engine-1: GPU 4 (not connected to {one.publisher.address})\n"
+        assert any(line == expected for line in lines)
+
+
+def test_an_engine_that_says_nothing_is_not_taken_for_an_empty_one() -> None:
+    with (
+        publishing(lambda _: None) as one,
+        following(one.publisher.address, "--topic", "another", "--interval", "0.05") as lines,
+    ):
+        expected = f"connected to {one.publisher.address}, nothing received yet\n"
+        assert any(line == expected for line in lines)
+
+
+def test_a_host_that_has_no_address_is_an_error() -> None:
+    done = run("nosuch.invalid:1")
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: cannot find the host of nosuch.invalid:1: ")
+
+
 def test_each_event_is_printed_without_its_tokens() -> None:
-    with publishing(change_some, kv_events_history=64) as one, following(one, "--print") as lines:
+    with publishing(change_some, kv_events_history=64) as one, following(*addresses(one), "--print") as lines:
         first = [next(lines).split(" ", 1)[1] for _ in range(2)]
     assert first[0] == "cleared\n"
     hashes = " ".join(f"{wire_hash(key(number)):016x}" for number in range(3))
@@ -106,7 +150,10 @@ def test_each_event_is_printed_without_its_tokens() -> None:
     ("arguments", "fault"),
     [
         (("127.0.0.1:1", "--once"), "--once needs --replay"),
-        (("nowhere",), "ADDRESS must be host:port"),
+        (("nowhere",), "ADDRESS must be host:port, not 'nowhere'"),
+        (("unix:/x",), "ADDRESS must be host:port, not 'unix:/x'"),
+        (("dns:///localhost:1",), "ADDRESS must be host:port, not 'dns:///localhost:1'"),
+        (("127.0.0.1:1", REPLAY, "unix:/x"), "--replay must be host:port, not 'unix:/x'"),
         (("127.0.0.1:1", REPLAY, "127.0.0.1:0"), "--replay: the port must be between 1 and 65535"),
         (("127.0.0.1:1", "--curve-key", __file__), "give --curve-key and --curve-server together"),
         (

@@ -74,7 +74,8 @@ def _is_key(text: str) -> bool:
 class AllowedClients:
     """The clients of a file of public keys, which is read again when it changes.
 
-    A file that cannot be used later leaves the clients unchanged, with a line in the log. Connections that stand stay.
+    Later, a file without keys admits nobody; one that is missing or invalid leaves the clients unchanged. Both write a
+    line to the log. Connections that stand stay.
     """
 
     def __init__(self, name: str, path: str) -> None:
@@ -82,21 +83,27 @@ class AllowedClients:
         self._name, self._path = name, path
         self._version = version_of(path)
         self._keys = self._read()
+        if not self._keys:
+            raise InvalidSetting(f"{name} must have at least one key: {path!r}")
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether a client with a public key may connect; called by pyzmq's authenticator."""
         if (version := version_of(self._path)) != self._version:
             self._version = version
-            try:
-                self._keys = self._read()
-            except InvalidSetting as error:
-                log.error("KV events: keeping the previous clients: %s", error)
+            self._read_again()
         return key in self._keys
 
+    def _read_again(self) -> None:
+        try:
+            self._keys = self._read()
+        except InvalidSetting as error:
+            log.error("KV events: keeping the previous clients: %s", error)
+            return
+        if not self._keys:
+            log.warning("KV events: no new client is admitted: %s has no key: %r", self._name, self._path)
+
     def _read(self) -> frozenset[bytes]:
-        if keys := frozenset(read_keys(self._name, self._path)):
-            return keys
-        raise InvalidSetting(f"{self._name} must have at least one key: {self._path!r}")
+        return frozenset(read_keys(self._name, self._path))
 
 
 class CurveServer:

@@ -18,7 +18,7 @@ import zmq.asyncio
 from services.engine.events.zeromq.curve import CurveKeys
 from services.engine.events.zeromq.follower import Follower
 from services.engine.events.zeromq.replay import END, SNAPSHOT, sequence_bytes
-from services.engine.events.zeromq.sockets import Disconnections
+from services.engine.events.zeromq.sockets import ConnectionWatch
 from services.engine.events.zeromq.vllm_format import AttentionKind, InvalidBatch, WireEvent, decode
 
 _REPLAY_SECONDS = 10.0
@@ -59,7 +59,10 @@ OnBatch = Callable[[int, Sequence[WireEvent]], None]
 
 
 class EventListener:
-    """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself."""
+    """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself.
+
+    `has_heard`: a message has come.
+    """
 
     def __init__(self, publication: Publication, on_batch: OnBatch = lambda _sequence, _events: None) -> None:
         self.follower = Follower()
@@ -67,23 +70,38 @@ class EventListener:
         self.replays = 0
         self.invalid = 0
         self.complete = asyncio.Event()
+        self.has_heard = False
+        self._watch: ConnectionWatch | None = None
         self._publication = publication
         self._on_batch = on_batch
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the address of events is connected. Only while it follows."""
+        return self._watch is not None and self._watch.is_connected
 
     async def run(self) -> None:
         """Follow until cancelled."""
         with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as socket:
             socket.rcvhwm = _RECEIVE_QUEUE
             socket.subscribe(self._publication.topic)
-            self._connect(socket, self._publication.events)
-            if self._publication.replay:
-                await self._begin(context)
-            with closing(Disconnections(socket)) as disconnections:
-                while True:
-                    frames = await socket.recv_multipart()
-                    if disconnections.take() and self._numbers_repeat():
-                        self.follower.restart()
-                    await self._hear(context, frames)
+            with closing(ConnectionWatch(socket)) as watch:
+                self._watch = watch
+                self._connect(socket, self._publication.events)
+                try:
+                    await self._follow(context, socket, watch)
+                finally:
+                    self._watch = None
+
+    async def _follow(self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket, watch: ConnectionWatch) -> None:
+        if self._publication.replay:
+            await self._begin(context)
+        watch.take_loss()  # before it
+        while True:
+            frames = await socket.recv_multipart()
+            if watch.take_loss() and self._numbers_repeat():
+                self.follower.restart()
+            await self._hear(context, frames)
 
     def _numbers_repeat(self) -> bool:
         """Whether another process of the engine may use the same numbers, and its state can be asked for."""
@@ -96,6 +114,7 @@ class EventListener:
         )
 
     async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
+        self.has_heard = True
         if len(frames) != 3:
             self.invalid += 1
             return
@@ -130,6 +149,7 @@ class EventListener:
 
     def _take(self, frames: Sequence[bytes]) -> bool:
         """Take a message of an answer; return True at its end."""
+        self.has_heard = True
         if len(frames) != 3:
             self.invalid += 1
             return False

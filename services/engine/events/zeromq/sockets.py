@@ -65,24 +65,37 @@ def _interface(socket: AnySocket, host: str) -> str:
     return f"[{place[0]}]" if socket.ipv6 else str(place[0])
 
 
-class Disconnections:
-    """Notices that a connecting socket has lost its connection."""
+class ConnectionWatch:
+    """Follows the connection of a connecting socket."""
 
     def __init__(self, socket: AnySocket) -> None:
-        """Watch from now on."""
+        """Watch from now on; before the socket connects."""
         self._socket = socket
-        self._owner = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._owner = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._monitor: Any = zmq.Socket.shadow(self._owner)  # whose reads are no coroutines
+        self._is_connected = False
+        self._lost = False
 
-    def take(self) -> bool:
-        """Return whether there was one since the last call."""
-        found = False
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection stands, its handshake included."""
+        self._update()
+        return self._is_connected
+
+    def take_loss(self) -> bool:
+        """Return whether a connection was lost since the last call."""
+        self._update()
+        lost, self._lost = self._lost, False
+        return lost
+
+    def _update(self) -> None:
         while True:
             try:
-                self._monitor.recv_multipart(zmq.NOBLOCK)
+                frames = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return found
-            found = True
+                return
+            self._is_connected = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._lost |= not self._is_connected
 
     def close(self) -> None:
         """Watch no more; before the socket is closed."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from fractions import Fraction
+from itertools import chain
 
 from services.engine.guided.schemas.finite_schemas import refuse_endless
 from services.engine.guided.schemas.rewritten_keywords import bound_format, list_unique_items, name_keys
@@ -24,6 +25,7 @@ from services.engine.guided.schemas.schema_nodes import (
     UnsupportedSchema,
     case_of,
     children,
+    mapping,
     pointer_part,
     shown,
     steps,
@@ -64,6 +66,7 @@ _MAX_KEYWORD_LENGTH = 60
 # These have escapes of their own; llguidance would write others as `\u0001`, and so any letter of an open key.
 _OPERATIONS = ("&&", "--", "~~")
 _OF_PATTERN = re.compile(r"\\.|\[\^?\]?|&&|--|~~|.", re.DOTALL)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -130,6 +133,7 @@ class SchemaPreparation:
             self.cases.pop()  # stays after a fault
 
     def _check(self, node: SchemaNode, path: str) -> None:
+        _check_unicode(node, path)
         for keyword in list(node):
             self._check_keyword(node, keyword, f"{path}/{pointer_part(keyword)}")
         _check_draft(node, path)
@@ -164,8 +168,7 @@ class SchemaPreparation:
                 raise InvalidSchema(f"{path} is {shown(reference)}, which is not in the schema")
 
     def _check_keyword(self, node: SchemaNode, keyword: str, path: str) -> None:
-        annotates = keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in UNSUPPORTED)
-        if annotates or (keyword == "uniqueItems" and node[keyword] is False):
+        if _annotates(keyword) or (keyword == "uniqueItems" and node[keyword] is False):
             self._annotations.append((node, keyword))
         elif keyword in UNSUPPORTED:
             raise UnsupportedSchema(f"{path}: {keyword} is not supported")
@@ -184,6 +187,36 @@ class SchemaPreparation:
             self._multiples.append(exact_multiple(node["multipleOf"]))
         except Unrepresentable as error:
             raise InvalidSchema(f"{path}/multipleOf is {shown(node['multipleOf'])}, {error}") from error
+
+
+def _annotates(keyword: str) -> bool:
+    return keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword not in UNSUPPORTED)
+
+
+def _check_unicode(node: SchemaNode, path: str) -> None:
+    """Check the strings that are not in subschemas: JSON may have a half of a surrogate pair, which is no character."""
+    for keyword, value in node.items():
+        where = f"{path}/{pointer_part(keyword)}"
+        names = [(name, where) for name in (mapping(node, keyword) if keyword in MAPS else ())]
+        is_text = not (_annotates(keyword) or keyword in (*SUBSCHEMAS, *LISTS, *MAPS))
+        for text, at in chain([(keyword, path)], names, _strings(value, where) if is_text else ()):
+            if found := _SURROGATE.search(text):
+                raise InvalidSchema(
+                    f"{at} has U+{ord(found[0]):04X}, a half of a surrogate pair, which is no character"
+                )
+
+
+def _strings(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the strings in a value, with their paths, and before them the names in the same object."""
+    if isinstance(value, dict):
+        yield from ((name, path) for name in value)
+        for name, part in value.items():
+            yield from _strings(part, f"{path}/{pointer_part(name)}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _strings(part, f"{path}/{number}")
+    elif isinstance(value, str):
+        yield value, path
 
 
 def _check_patterns(node: SchemaNode, path: str) -> None:

@@ -77,6 +77,26 @@ def test_a_file_that_becomes_invalid_leaves_the_clients_unchanged(
     assert "keeping the previous clients: kv_events_curve_clients must have keys of 40 characters" in caplog.text
 
 
+@pytest.mark.parametrize("lines", [[], [b"# nobody", b""]])
+def test_a_file_that_loses_all_its_keys_admits_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lines: list[bytes]
+) -> None:
+    clients = AllowedClients("kv_events_curve_clients", file_of(tmp_path, "clients", CLIENT.public))
+    assert clients.callback("*", CLIENT.public)
+    file_of(tmp_path, "clients", *lines)
+    assert not clients.callback("*", CLIENT.public)
+    assert "no new client is admitted: kv_events_curve_clients has no key: " in caplog.text
+    file_of(tmp_path, "clients", STRANGER.public, CLIENT.public)
+    assert clients.callback("*", CLIENT.public)
+
+
+def test_a_file_that_is_removed_leaves_the_clients_unchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clients = AllowedClients("kv_events_curve_clients", path := file_of(tmp_path, "clients", CLIENT.public))
+    Path(path).unlink()
+    assert clients.callback("*", CLIENT.public)
+    assert "keeping the previous clients: kv_events_curve_clients cannot be read" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "fault"),
     [

@@ -21,7 +21,7 @@ LOCAL, OPEN = "127.0.0.1:5557", "0.0.0.0:5557"
         ({"kv_events_listen": "127.0.0.1:70000"}, "kv_events_listen: the port must be between 0 and 65535"),
         ({"kv_events_listen": LOCAL, "kv_events_form": "tuple"}, "kv_events_form must be one of map, array"),
         ({"kv_events_listen": LOCAL, "kv_events_numbers": "one"}, "kv_events_numbers must be one of start, zero"),
-        ({"kv_events_numbers": "zero", "smg": True}, "smg must be False with kv_events_numbers"),
+        ({"kv_events_numbers": "zero", "smg": True}, "smg must be false with kv_events_numbers"),
         ({"kv_events_listen": LOCAL, "kv_events_topic": "a\nb"}, "kv_events_topic must be printable text"),
         ({"kv_events_listen": LOCAL, "kv_events_history": 10}, "kv_events_history must be at least 64"),
         ({"kv_events_listen": LOCAL, "kv_events_queue": 0}, "kv_events_queue must be at least 1"),

@@ -254,6 +254,7 @@ FINE = [
     ("json_object", ""),
     ("json_schema", "true"),
     ("json_schema", json.dumps(PERSON)),
+    ("json_schema", r'{"description": "cut \ud83d", "properties": {"\ud83d\ude00": {"const": "\ud83d\ude00"}}}'),
 ]
 FAULTY = [
     ("regex", "(x{1000}){1000}{1000}", ""),
@@ -274,6 +275,12 @@ FAULTY = [
     ("json_schema", '{"type": 5}', "object, string, not 5"),
     ("json_schema", '{"enum": []}', "#/enum must have at least one entry"),
     ("json_schema", '{"properties": {"a": {"const": 9007199254740993}}}', "#/properties/a/const is 9007199254740993"),
+    ("json_schema", r'{"const": "\ud800"}', "#/const has U+D800, a half of a surrogate pair"),
+    ("json_schema", r'{"anyOf": [{"enum": [{"a": ["x\udc00"]}]}]}', "#/anyOf/0/enum/0/a/0 has U+DC00"),
+    ("json_schema", r'{"properties": {"\ud800": {}}}', "#/properties has U+D800"),
+    ("json_schema", r'{"\ud800": 1}', "# has U+D800"),
+    ("json_schema", r'{"required": ["\ud800"]}', "#/required/0 has U+D800"),
+    ("json_schema", r'{"patternProperties": {"\ud800": {"const": "\u0001"}}}', "#/patternProperties has U+D800"),
     ("json_schema", '{"minimun": 3}', "#/minimun: minimun is not a JSON schema keyword"),
     ("json_schema", '{"uniqueItems": true}', "uniqueItems"),
     ("json_schema", '{"x-guidance": {"lenient": true}, "uniqueItems": true}', "x-guidance"),

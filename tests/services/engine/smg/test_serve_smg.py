@@ -223,6 +223,20 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
         grpc.StatusCode.INVALID_ARGUMENT,
     ),
     "sampling_params.ignore_eos": ({"regex": "a", "ignore_eos": True}, grpc.StatusCode.INVALID_ARGUMENT),
+    "cannot be combined with sampling_params.json_object": (
+        {"json_object": True, "min_tokens": 3, "ignore_eos": False},
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    "must be at most sampling_params.max_tokens": ({"min_tokens": 30}, grpc.StatusCode.INVALID_ARGUMENT),
+    "sampling_params.logit_bias[5]": ({"logit_bias": {5: float("nan")}}, grpc.StatusCode.INVALID_ARGUMENT),
+    "sampling_params.json_schema: #/const has U+D800": (
+        {"json_schema": r'{"const": "\ud800"}', "ignore_eos": False},
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    "sampling_params.choice": (
+        {"choice": smg_pb.ChoiceConstraint(choices=["<|end|>" * 9000]), "ignore_eos": False},
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
     "sampling_params.grammar": ({"grammar": "root ::= x"}, grpc.StatusCode.UNIMPLEMENTED),
     "sampling_params.structural_tag": ({"structural_tag": "{}"}, grpc.StatusCode.UNIMPLEMENTED),
 }

@@ -12,6 +12,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as smg_pb
 
 from engine.errors import InvalidRequest
 from quire.v1 import decoding_pb2, engine_pb2
+from services.engine.smg.field_names import FieldNames
 from services.engine.smg.request_fields import REQUEST, SAMPLING, TOKENIZED
 from services.engine.smg.submissions import RequestLimits, check_request, submission_of
 from services.runtime.errors import ContextExceeded, InvalidField, ServiceError, UnsupportedField
@@ -161,6 +162,7 @@ INVALID: dict[str, tuple[smg_pb.GenerateRequest, type[ServiceError]]] = {
     "sampling_params.stop_token_ids": (request(stop_token_ids=[LARGEST]), InvalidField),
     "sampling_params.truncate_prompt_tokens": (request(truncate_prompt_tokens=0), InvalidField),
     "sampling_params.choice": (request(choice=smg_pb.ChoiceConstraint()), InvalidField),
+    "sampling_params.json_object": (request(json_object=False), InvalidField),
     "sampling_params.stop[1]": (request(stop=["a", ""]), InvalidField),
 }
 
@@ -172,6 +174,53 @@ def test_an_invalid_value_is_refused_by_the_name_of_its_field(name: str) -> None
     assert type(error) is kind
     assert error.field == name
     assert name.split("[")[0] in str(error)
+
+
+@pytest.mark.parametrize("choices", [["x" * 65537], ["xy"] * 40000])
+def test_too_many_or_too_long_choices_are_refused_with_their_bound(choices: list[str]) -> None:
+    error = refusal(request(choice=smg_pb.ChoiceConstraint(choices=choices)))
+    size = len("|".join(choices))
+    rule = f"must have between 1 and 65536 bytes, not {size}"
+    assert (str(error), error.field) == (
+        f"sampling_params.choice, written as one regular expression, {rule}",
+        "sampling_params.choice",
+    )
+
+
+NAMED = [
+    (
+        "stopping.min_tokens must be at most stopping.max_tokens",
+        "stopping.min_tokens",
+        "sampling_params.min_tokens must be at most sampling_params.max_tokens",
+    ),
+    (
+        "logit_rules.logit_bias[5] must be at most 1",
+        "logit_rules.logit_bias[5]",
+        "sampling_params.logit_bias[5] must be at most 1",
+    ),
+    (
+        "stopping.ignore_eos cannot be combined with constraint.json_object",
+        "stopping.ignore_eos",
+        "sampling_params.ignore_eos cannot be combined with sampling_params.json_object",
+    ),
+    ("prompt must not be empty", "prompt", "tokenized.input_ids must not be empty"),
+    ("the prompt has logprobs. constraint.regexes", "", "the prompt has logprobs. constraint.regexes"),
+]
+
+
+@pytest.mark.parametrize(("detail", "field", "expected"), NAMED)
+def test_errors_have_smgs_names_of_all_fields(detail: str, field: str, expected: str) -> None:
+    names = FieldNames(request())
+    assert names.sentence(detail, field) == expected
+    if field:
+        assert expected.startswith(names.field(field))
+
+
+def test_the_expression_of_choices_is_named_after_them() -> None:
+    names = FieldNames(request(choice=smg_pb.ChoiceConstraint(choices=["a"])))
+    assert names.field("constraint.regex") == "sampling_params.choice"
+    assert names.sentence("constraint.regex: too large") == "sampling_params.choice: too large"
+    assert FieldNames(request(regex="a")).field("constraint.regex") == "sampling_params.regex"
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
