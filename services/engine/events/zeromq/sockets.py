@@ -5,6 +5,7 @@ import socket as network
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from services.engine.events.zeromq.curve import CurveServer
 from services.runtime.transport import AddressUnavailable
