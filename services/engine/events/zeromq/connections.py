@@ -22,7 +22,7 @@ MOST_CONNECTIONS = 64
 
 # What a connection may send at once, its handshake among it, and then in each second. Routers send one subscription of
 # a few bytes, requests of some 30 bytes, and heartbeats.
-_BURST_BYTES = 16 << 10
+_BURST_BYTES = 4 << 10
 _BYTES_A_SECOND = 1 << 10
 
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -52,6 +52,7 @@ class Connections:
         self._open: dict[int, _Connection] = {}
         self._excess: set[int] = set()
         self._failed = False
+        self._most = MOST_CONNECTIONS
         self.port = 0
         self.refused = 0
         self.ended = 0
@@ -83,10 +84,14 @@ class Connections:
         self._failed = bool(event & _REFUSED)
 
     def _accept(self, number: int) -> None:
-        if len(self._open) < MOST_CONNECTIONS:
+        if len(self._open) < self._most:
             self._open[number] = _Connection()
         elif self._shut(number):
             self._excess.add(number)
+
+    def admit_no_more(self) -> None:
+        """Refuse connections from now on."""
+        self._most = 0
 
     def limit(self, seconds: float) -> None:
         """End connections that sent too much; `seconds` after the last call."""

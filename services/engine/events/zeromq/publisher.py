@@ -77,8 +77,16 @@ class _Sockets:
         return bound
 
     async def close(self, linger_seconds: float) -> None:
-        """Close both; wait at most `linger_seconds` for events to leave."""
-        await self.sender.close(linger_seconds)
+        """Close both; wait at most `linger_seconds` for events to leave.
+
+        A flood of subscriptions may occupy the sender for longer than it is waited for: its thread then ends with the
+        process.
+        """
+        for connections in self.connections.values():
+            connections.admit_no_more()
+        if not await self.sender.close(linger_seconds):
+            self.replay.close(linger=0)
+            return
         self.replay.disable_monitor()
         await self._watcher.stop()
         self.replay.close(linger=0)

@@ -18,6 +18,7 @@ from services.engine.events.zeromq.sockets import AnySocket
 # Of batches on their way to the thread. It is that slow only while subscriptions flood it.
 _MOST_WAITING_BYTES = 64 << 20
 _READ_SECONDS = 0.05
+_CLOSE_SECONDS = 3.0
 _SUBSCRIPTIONS_AT_ONCE = 1000
 
 
@@ -56,13 +57,17 @@ class Sender:
         self._accepted_bytes += size
         self._queue.put(frames)
 
-    async def close(self, linger_seconds: float) -> None:
-        """Send what waits, and close the socket; ZeroMQ then has `linger_seconds` for what has not left."""
+    async def close(self, linger_seconds: float) -> bool:
+        """Send what waits, and close the socket; ZeroMQ then has `linger_seconds` for what has not left.
+
+        Return False if the thread is still busy after some seconds; it closes the socket when it can.
+        """
         self._linger = int(linger_seconds * 1000)
         self._queue.put(None)
         if self._thread.ident is None:
             self._thread.start()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _CLOSE_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

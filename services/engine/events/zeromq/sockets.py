@@ -11,11 +11,11 @@ from services.engine.events.zeromq.curve import CurveServer
 from services.runtime.transport import AddressUnavailable
 
 # Of a part of a message that is received: a subscription, a request, or the longest of a handshake, CURVE's INITIATE,
-# which has some 320 bytes. A longer subscription than the topic matches nothing.
+# which has some 300 bytes. A longer subscription than the topic matches nothing.
 _MOST_RECEIVED_BYTES = 512
 # Of a peer: the messages that wait here for their reader, and the kernel's buffer.
-_RECEIVE_QUEUE = 64
-_RECEIVE_BUFFER_BYTES = 32 << 10
+_RECEIVE_QUEUE = 4
+_RECEIVE_BUFFER_BYTES = 4 << 10
 _HANDSHAKE_MILLISECONDS = 5000
 # Hosts that vanish are noticed by the kernel: not all libraries of routers answer ZeroMQ's own heartbeats.
 _KEEPALIVE = (
