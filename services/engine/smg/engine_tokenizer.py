@@ -1,4 +1,5 @@
-"""The model's tokenizer: in the engine's process, for prompts that are text and for stop strings; and its files for smg.
+"""The model's tokenizer in the engine's process, for texts and stop strings, and its files as smg asks for them.
+
 
 smg asks for a zip archive in pieces, with the SHA-256 of all.
 """
