@@ -1,6 +1,5 @@
 """The model's tokenizer in the engine's process, for texts and stop strings, and its files as smg asks for them.
 
-
 smg asks for a zip archive in pieces, with the SHA-256 of all.
 """
 

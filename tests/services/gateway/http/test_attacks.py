@@ -188,7 +188,7 @@ def test_all_other_paths_need_a_valid_key(secured: SecuredGateway, values: list[
     assert {error["type"] for error in errors} == {"authentication_error"}
     assert all(error["message"].startswith(words) for error in errors)
     of_openai = [error for (_, path), error in zip(calls, errors, strict=True) if "/messages" not in path]
-    assert len(of_openai) == 10
+    assert len(of_openai) == 14
     assert all(error == {**of_openai[0], "param": None, "code": "invalid_api_key"} for error in of_openai)
 
 
