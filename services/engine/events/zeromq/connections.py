@@ -9,6 +9,7 @@ the bytes.
 import os
 import socket as network
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -62,14 +63,16 @@ class Connections:
         """Open connections, some of which may be in their handshake."""
         return len(self._open)
 
-    async def watch(self, context: zmq.asyncio.Context) -> None:
-        """Follow what happens to connections, until cancelled."""
+    async def watch(self, context: zmq.asyncio.Context, accepted: Callable[[], None]) -> None:
+        """Follow what happens to connections, until cancelled; call `accepted` for each new one."""
         with context.socket(zmq.PAIR) as monitor:
             monitor.linger = 0
             monitor.connect(self._address)
             while True:
                 message = parse_monitor_message(await monitor.recv_multipart())
                 self._apply(int(message["event"]), int(message["value"]))
+                if message["event"] == zmq.EVENT_ACCEPTED:
+                    accepted()
 
     def _apply(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
@@ -93,15 +96,18 @@ class Connections:
         """Refuse connections from now on."""
         self._most = 0
 
-    def limit(self, seconds: float) -> None:
-        """End connections that sent too much; `seconds` after the last call."""
+    def limit(self, seconds: float) -> bool:
+        """End connections that sent too much; `seconds` after the last call. Return whether any bytes arrived."""
+        arrived = False
         for number, connection in self._open.items():
             received = self._received(number)
             earned = min(_BURST_BYTES, connection.allowance + seconds * _BYTES_A_SECOND)
             connection.allowance = earned - max(0, received - connection.received)
+            arrived |= received > connection.received
             connection.received = max(received, connection.received)
             if connection.allowance < 0 and not connection.ended:
                 self._end(number, connection)
+        return arrived
 
     def end_largest(self) -> None:
         """End the connection that sent most."""

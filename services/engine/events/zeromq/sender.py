@@ -17,7 +17,7 @@ from services.engine.events.zeromq.sockets import AnySocket
 
 # Of batches on their way to the thread. It is that slow only while subscriptions flood it.
 _MOST_WAITING_BYTES = 64 << 20
-_READ_SECONDS = 0.05
+_READ_SECONDS = 0.2
 _CLOSE_SECONDS = 3.0
 _SUBSCRIPTIONS_AT_ONCE = 1000
 

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import inf
 
 import zmq
@@ -18,7 +19,9 @@ from services.engine.events.zeromq.curve import CurveServer
 MOST_SUBSCRIPTIONS = 1000
 """Distinct ones, of all subscribers. Each one that follows everything has the same."""
 
-_TICK_SECONDS = 0.05
+# Between two looks at what arrived: after an accepted connection or arriving bytes for some time, and otherwise.
+_BUSY_SECONDS, _CALM_SECONDS = 0.05, 0.2
+_BUSY_FOR_SECONDS = 2.0
 # After the end of a connection, for its subscriptions to go.
 _CALM_TICKS = 20
 _LOG_SECONDS = 60.0
@@ -83,15 +86,24 @@ class Watcher:
     async def _watch(self) -> None:
         context: zmq.asyncio.Context = zmq.asyncio.Context(self._context)
         async with asyncio.TaskGroup() as tasks:
+            accepted = asyncio.Event()
             for connections in self._connections.values():
-                tasks.create_task(connections.watch(context))
-            tasks.create_task(self._limit())
+                tasks.create_task(connections.watch(context, accepted.set))
+            tasks.create_task(self._limit(accepted))
 
-    async def _limit(self) -> None:
+    async def _limit(self, accepted: asyncio.Event) -> None:
+        at = busy_until = time.monotonic()
         while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            for connections in self._connections.values():
-                connections.limit(_TICK_SECONDS)
+            if at < busy_until:
+                await asyncio.sleep(_BUSY_SECONDS)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(accepted.wait(), _CALM_SECONDS)
+            before, at = at, time.monotonic()
+            received = [one.limit(at - before) for one in self._connections.values()]
+            if any(received) or accepted.is_set():
+                busy_until = at + _BUSY_FOR_SECONDS
+            accepted.clear()
             self._limit_subscriptions()
             self._log()
 
