@@ -52,11 +52,12 @@ SUBSCRIBERS = Panel(
 MISSED_EVENTS = Panel(
     "Missed KV events",
     "Times that a subscriber missed events because it did not read, that one of smg fell behind, and that a connection "
-    "was refused. Subscribers ask for what they missed, or get a snapshot.",
+    "was refused, or ended because it sent too much. Subscribers ask for what they missed, or get a snapshot.",
     (
         Query(rate("quire_kv_events_overflows_total"), "{{engine}} missed"),
         Query(rate("quire_smg_catch_ups_total"), "{{engine}} smg behind"),
         Query(rate("quire_kv_events_refused_connections_total", "engine, socket"), "{{engine}} {{socket}} refused"),
+        Query(rate("quire_kv_events_ended_connections_total", "engine, socket"), "{{engine}} {{socket}} ended"),
     ),
     unit="/s",
     warn=0.001,
