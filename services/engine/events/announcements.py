@@ -95,10 +95,23 @@ class Announcements:
 
         Parents come before their children, and a copy in another place before the removal of what it replaces.
         """
+        if self._reset:
+            return self._changes_of_reset()
         if any(keys.journal for _, _, keys in self._indices):
             return self._update()
         self._origins.clear()
         return []
+
+    def _changes_of_reset(self) -> list[KeyChange]:
+        """Begin anew with the keys that there are after a reset, and look at none of the many that are gone."""
+        before, cleared = self._keys, self._announced > 0
+        self._keys, self._hidden = KnownKeys(len(self._places), _CHAINED), set()
+        self._announced, self._reset = 0, False
+        for _, _, index in self._indices:
+            index.journal = [key for key, _ in index.entries()]
+            self._origins.update((key, before.origin(key)) for key in index.journal if key in before)
+        changes = self._update()
+        return [Cleared(), *changes] if cleared else changes
 
     def snapshot(self) -> Generator[list[KeyChange], None, None]:
         """Yield all announced keys in slices, parents first, beginning with Cleared.
@@ -141,12 +154,10 @@ class Announcements:
         self._origins.clear()
         stored, withdrawn = self._stored, self._withdrawn
         self._stored, self._withdrawn = {}, {}
-        before = self._announced
         removed = self._removals(withdrawn)
-        cleared, self._reset = self._reset and before > 0 and not self._announced, False
         added = self._additions(stored)
         self._forget(withdrawn)
-        return [Cleared(), *added] if cleared else [*added, *removed]
+        return [*added, *removed]
 
     def _take_journals(self) -> dict[bytes, None]:
         """Return the keys that any index has recorded, each once."""
