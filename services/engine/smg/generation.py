@@ -14,29 +14,15 @@ from services.engine.smg.field_names import FieldNames
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
-    InvalidField,
-    Overloaded,
-    RequestExists,
     ServiceError,
     Unavailable,
-    UnsupportedField,
 )
+from services.wire.requests.errors import FAILURES, REFUSALS
 
-_REFUSALS: dict[int, type[ServiceError]] = {
-    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestExists,
-    engine_pb2.REFUSAL_REASON_INVALID: InvalidField,
-    engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
-    engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
-    engine_pb2.REFUSAL_REASON_UNIMPLEMENTED: UnsupportedField,
-    engine_pb2.REFUSAL_REASON_FAILED: GenerationFailed,
-}
 _FAILURES: dict[int, type[ServiceError]] = {
-    engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
-    engine_pb2.FAILURE_REASON_REQUEST: GenerationFailed,
-    engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
+    **FAILURES,
     engine_pb2.FAILURE_REASON_DEADLINE: DeadlineExceeded,
     engine_pb2.FAILURE_REASON_DEADLINE_QUEUED: DeadlineExceeded,
-    engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
 }
 
 
@@ -89,7 +75,7 @@ class Generation:
 def _refusal_error(refused: engine_pb2.RequestRefused, names: FieldNames) -> ServiceError:
     """Return the error of a refusal, with the names that fields have in smg's messages."""
     detail = names.sentence(refused.detail, refused.field)
-    return _REFUSALS.get(refused.reason, GenerationFailed)(detail, names.field(refused.field))
+    return REFUSALS.get(refused.reason, GenerationFailed)(detail, names.field(refused.field))
 
 
 def _failure_error(finished: engine_pb2.RequestFinished, names: FieldNames) -> ServiceError | None:

@@ -9,28 +9,11 @@ from services.gateway.fleet.request_stream import Event
 from services.runtime.errors import (
     DeadlineExceeded,
     GenerationFailed,
-    InvalidField,
-    Overloaded,
-    RequestExists,
     ServiceError,
     Unavailable,
-    UnsupportedField,
 )
+from services.wire.requests.errors import FAILURES, REFUSALS
 
-_REFUSALS: dict[int, type[ServiceError]] = {
-    engine_pb2.REFUSAL_REASON_ALREADY_EXISTS: RequestExists,
-    engine_pb2.REFUSAL_REASON_INVALID: InvalidField,
-    engine_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
-    engine_pb2.REFUSAL_REASON_UNAVAILABLE: Unavailable,
-    engine_pb2.REFUSAL_REASON_UNIMPLEMENTED: UnsupportedField,
-    engine_pb2.REFUSAL_REASON_FAILED: GenerationFailed,
-}
-_FAILURES: dict[int, type[ServiceError]] = {
-    engine_pb2.FAILURE_REASON_STEP: GenerationFailed,
-    engine_pb2.FAILURE_REASON_REQUEST: GenerationFailed,
-    engine_pb2.FAILURE_REASON_BLOCK_MANAGER: Unavailable,
-    engine_pb2.FAILURE_REASON_CONSTRAINT: InvalidField,
-}
 _RUNNING = "timeout exceeded while the request was running"
 _AT_DEADLINE = {
     engine_pb2.FAILURE_REASON_DEADLINE: _RUNNING,
@@ -93,7 +76,7 @@ class EventBatch:
 
 def failover_after_refusal(refused: engine_pb2.RequestRefused) -> Failover:
     """Return the failover for a refusal that other engines may not share. Raises the ServiceError of any other."""
-    error = _REFUSALS.get(refused.reason, GenerationFailed)(refused.detail, refused.field)
+    error = REFUSALS.get(refused.reason, GenerationFailed)(refused.detail, refused.field)
     # A live id belongs to another request on the first attempt; later, it may be this one's from a broken link.
     still_live = refused.reason == engine_pb2.REFUSAL_REASON_ALREADY_EXISTS and refused.attempt > 1
     if still_live or refused.reason in _REFUSED_BY_THIS_ENGINE_ONLY:
@@ -115,7 +98,7 @@ def failure_error(finished: engine_pb2.RequestFinished) -> ServiceError:
     """Return the error for a request that failed at its engine."""
     if finished.failure in _AT_DEADLINE:
         return DeadlineExceeded(_AT_DEADLINE[finished.failure], "timeout")
-    kind = _FAILURES.get(finished.failure, GenerationFailed)
+    kind = FAILURES.get(finished.failure, GenerationFailed)
     return kind(finished.detail, _INVALID_FIELDS.get(finished.failure, ""))
 
 
