@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starts the router smg in front of the engines of docker compose; with --check, tells whether it is ready.
+"""Starts the router smg in front of the engines of docker compose; with --check, reports whether it is ready.
 
 smg asks an engine for its model once, when it starts, and serves the model "unknown" if the engine is still loading it.
 So all engines must be ready first. It does not follow later ones: restart its container after a change of their number.

@@ -115,7 +115,7 @@ async def _follow(publication: "Publication", interval: float, *, prints: bool) 
 def _line(listener: "EventListener", address: str) -> str:
     """Return the counts, and before the first message and without a connection that."""
     missing = "" if listener.is_connected else f"not connected to {address}"
-    if not listener.has_heard:
+    if not listener.has_received:
         return missing or f"connected to {address}, nothing received yet"
     return _counts(listener) + f" ({missing})" * bool(missing)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ def plain(line: str) -> str:
     return _COLORS.sub("", line)
 
 
-class Consumer(Running):
+class Consumer(Running, ABC):
     """A process that follows the events of an engine."""
 
     def __init__(self, command: Sequence[str | Path], **environment: str) -> None:
@@ -66,9 +67,9 @@ class Consumer(Running):
         )
         self.output = Output(self.process)
 
+    @abstractmethod
     def held(self) -> set[Held]:
         """Return the blocks that the consumer believes in."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

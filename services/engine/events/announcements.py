@@ -1,4 +1,4 @@
-"""Announcements: which keys a prompt can hit, followed from Step to Step.
+"""Tracks which keys a prompt can hit, from Step to Step.
 
 The key index of each tier records which keys it gained or may have lost (`KeyIndex.journal`). After a Step, the state
 of each of these keys is compared with what was announced, so the order of events within a Step does not matter.
@@ -103,7 +103,7 @@ class Announcements:
         return []
 
     def _changes_of_reset(self) -> list[KeyChange]:
-        """Begin anew with the keys that there are after a reset, and look at none of the many that are gone."""
+        """Rebuild from the keys that remain after a reset, without visiting the removed ones."""
         before, cleared = self._keys, self._announced > 0
         self._keys, self._hidden = KnownKeys(len(self._places), _CHAINED), set()
         self._announced, self._reset = 0, False
@@ -114,7 +114,7 @@ class Announcements:
         return [Cleared(), *changes] if cleared else changes
 
     def snapshot(self) -> Generator[list[KeyChange], None, None]:
-        """Yield all announced keys in slices, parents first, beginning with Cleared.
+        """Yield Cleared, then all announced keys in slices, parents first.
 
         The pool may change between two slices: each has the state of its own time. Whoever applies the slices and then
         all changes since the first one has the announced keys.

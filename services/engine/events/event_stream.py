@@ -3,8 +3,8 @@
 A sequence number is never used again, not even after a restart of the engine: the first one is the time of the start
 in microseconds, called the epoch. A number below the epoch is another process's, and its state is lost with it.
 
-With 0 as the epoch numbers begin at 0 in each process, as vLLM's do. Then a number does not tell whose it is: a
-listener notices a restart by a lower number than it has heard, or by a lost connection.
+With 0 as the epoch numbers begin at 0 in each process, as vLLM's do. Then a number does not say whose it is: a
+listener notices a restart by a lower number than it has received, or by a lost connection.
 """
 
 import asyncio

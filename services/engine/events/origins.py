@@ -87,8 +87,8 @@ def _chain(end: ChainEnd, item: Commit, block_size: int) -> Iterator[tuple[bytes
 
 @lru_cache(4096)
 def salt_digest(salt: bytes, key: bytes) -> str:
-    """Return a digest of a salt in hexadecimal digits, empty for none.
+    """Return the keyed digest of a salt in hexadecimal digits, or an empty text without a salt.
 
-    It tells salts apart. Without the key nobody can guess the salt from it.
+    Different salts have different digests; without the key, a salt cannot be guessed from its digest.
     """
     return blake2b(salt, key=key, digest_size=_SALT_BYTES).hexdigest() if salt else ""

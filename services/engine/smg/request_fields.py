@@ -57,7 +57,7 @@ def check_fields(request: smg_pb.GenerateRequest) -> None:
 def _check(message: Message, followed: Followed, prefix: str) -> None:
     for name in _given(message):
         if name not in followed.fields:
-            reason = followed.reasons.get(name, "this version does not know it")
+            reason = followed.reasons.get(name, "this version does not support it")
             raise UnsupportedField(f"{prefix}{name} is not supported: {reason}", f"{prefix}{name}")
 
 

@@ -1,7 +1,7 @@
-"""The connections of a listening ZeroMQ socket: how many there are, and how much each one sent.
+"""Counts and bounds the connections of a listening ZeroMQ socket, and the bytes that each one sends.
 
 ZeroMQ bounds neither the connections nor what one sends: subscriptions, parts of a message and requests take memory
-and time without limit. Its monitor tells the file descriptor of each connection; the kernel knows the bytes that
+and time without limit. Its monitor reports the file descriptor of each connection; the kernel counts the bytes that
 arrived there. A connection that exceeds a bound is shut down, which ZeroMQ takes for the peer's end. Only Linux counts
 the bytes.
 """
@@ -121,7 +121,7 @@ class Connections:
         self.ended += connection.ended
 
     def _received(self, number: int) -> int:
-        """Return the bytes that arrived at a connection; 0 if the system does not tell."""
+        """Return the bytes that arrived at a connection; 0 where the system does not count them."""
         found = self._duplicate(number)
         if found is None or not hasattr(network, "TCP_INFO"):
             return 0

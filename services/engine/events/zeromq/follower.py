@@ -30,10 +30,10 @@ class HeldBlocks:
 
 
 class Follower:
-    """Applies batches in the order of their numbers, and notices gaps and restarts of the publisher.
+    """Applies batches in the order of their numbers, and finds gaps and restarts of the publisher.
 
     `held` has the blocks as of the batch before `expected`; None: no batch was applied. `lost` counts the batches that
-    were neither heard nor replayed.
+    were neither received live nor replayed.
     """
 
     def __init__(self) -> None:
@@ -42,23 +42,23 @@ class Follower:
         self.lost = 0
         self.restarts = 0
         self._in_snapshot = False
-        self._heard = -1
+        self._received = -1
 
     def missing(self, sequence: int) -> int | None:
-        """Return the first number to replay before a batch that was heard can be applied, None if none is missing.
+        """Return the first number to replay before a live batch can be applied, None if none is missing.
 
-        A publisher's numbers only rise: a lower one is of another process, and nothing that was known is true any more.
+        A publisher's numbers only rise: a lower one is of another process, and the blocks of the earlier one are gone.
         """
-        if sequence <= self._heard:
+        if sequence <= self._received:
             self.restarts += 1
             self.restart()
-        self._heard = sequence
+        self._received = sequence
         if self.expected is None:
             return 0
         return self.expected if sequence > self.expected else None
 
     def apply(self, sequence: int, events: Sequence[WireEvent], *, replayed: bool = False) -> bool:
-        """Apply a batch that was heard or replayed; return False if it was applied before."""
+        """Apply a live or replayed batch; return False if it was applied before."""
         if self.expected is not None and sequence < self.expected:
             return False
         self._in_snapshot = replayed and (self._in_snapshot or _clears(events))
@@ -69,7 +69,7 @@ class Follower:
         return True
 
     def restart(self) -> None:
-        """Forget everything but what was counted."""
+        """Drop the blocks and the position; counts stay."""
         self.held = HeldBlocks()
         self.expected = None
 

@@ -3,7 +3,7 @@
 It subscribes, asks for a snapshot, applies each batch, and asks for those that are missing. An engine that restarted
 has higher numbers, which are a gap, and the answer is a snapshot of the new process. Where the numbers of a process
 begin at 0, as vLLM's do, it has lower ones, or by the time of the next connection the same: so behind a lost connection
-the whole state is asked for. Without an address for replays it applies what it hears, and counts what it missed.
+the whole state is asked for. Without an address for replays it applies what it receives, and counts what it missed.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ OnBatch = Callable[[int, Sequence[WireEvent]], None]
 class EventListener:
     """Keeps the blocks of one engine. `follower` has them; `description` is what the engine said of itself.
 
-    `has_heard`: a message has come.
+    `has_received`: a message has come.
     """
 
     def __init__(self, publication: Publication, on_batch: OnBatch = lambda _sequence, _events: None) -> None:
@@ -70,7 +70,7 @@ class EventListener:
         self.replays = 0
         self.invalid = 0
         self.complete = asyncio.Event()
-        self.has_heard = False
+        self.has_received = False
         self._watch: ConnectionWatch | None = None
         self._publication = publication
         self._on_batch = on_batch
@@ -101,7 +101,7 @@ class EventListener:
             frames = await socket.recv_multipart()
             if watch.take_loss() and self._numbers_repeat():
                 self.follower.restart()
-            await self._hear(context, frames)
+            await self._receive(context, frames)
 
     def _numbers_repeat(self) -> bool:
         """Whether another process of the engine may use the same numbers, and its state can be asked for."""
@@ -113,8 +113,8 @@ class EventListener:
             context, 0, _REPLAY_SECONDS
         )
 
-    async def _hear(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
-        self.has_heard = True
+    async def _receive(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
+        self.has_received = True
         if len(frames) != 3:
             self.invalid += 1
             return
@@ -127,7 +127,7 @@ class EventListener:
         self._apply(sequence, frames[2])
 
     async def _resume(self, context: zmq.asyncio.Context, first: int) -> bool:
-        if not first and self.description:  # a publisher that knows the word fills no numbers
+        if not first and self.description:  # a publisher that answers the word fills no numbers
             return await self._begin(context)
         return await self._replay(context, first, _REPLAY_SECONDS)
 
@@ -149,7 +149,7 @@ class EventListener:
 
     def _take(self, frames: Sequence[bytes]) -> bool:
         """Take a message of an answer; return True at its end."""
-        self.has_heard = True
+        self.has_received = True
         if len(frames) != 3:
             self.invalid += 1
             return False

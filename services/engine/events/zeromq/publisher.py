@@ -162,7 +162,7 @@ class EventPublisher:
         )
 
     async def finish(self, stream: EventStream) -> None:
-        """At a planned end: tell subscribers that no block is left, and give the message a second to leave."""
+        """At a planned end: publish that no block is left, and give the message a second to leave."""
         if self._encoder:
             stream.publish([Cleared()])
         await self.close(_LINGER_SECONDS)

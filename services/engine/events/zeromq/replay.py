@@ -9,7 +9,7 @@ Requests and answers are vLLM's (`distributed/kv_events.py`, 0.32), on a ROUTER 
 If a batch that is wanted is not kept any more, or is of an earlier process, vLLM answers with what is left. Here the
 answer is a snapshot: batches of the same form that begin with AllBlocksCleared, whose numbers rise from the wanted one
 to the last before the snapshot began (`snapshots`), then the batches since, then the end. A subscriber that applies the
-batches in order has the state of the engine, whether or not it knows snapshots. Where numbers begin at 0, batches
+batches in order has the state of the engine, whether or not it supports snapshots. Where numbers begin at 0, batches
 without changes fill the numbers between the state and the last one; if there are more than 262,144 numbers, the first
 one is higher than the wanted one.
 

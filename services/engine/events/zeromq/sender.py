@@ -27,7 +27,7 @@ class Sender:
 
     def __init__(self, socket: AnySocket) -> None:
         """The socket may be bound until `start`."""
-        # Without it, ZeroMQ would not tell that it drops messages.
+        # Without it, ZeroMQ would not report that it drops messages.
         socket.setsockopt(zmq.XPUB_NODROP, 1)
         self._socket = socket
         self._queue: SimpleQueue[Sequence[bytes] | None] = SimpleQueue()

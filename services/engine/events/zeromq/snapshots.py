@@ -1,4 +1,4 @@
-"""Snapshots as ordinary batches, so that consumers which know only replays need nothing new.
+"""Snapshots as ordinary batches, so that consumers which support only replays need nothing new.
 
 The numbers of a snapshot's batches begin at the one that the consumer asked for, because consumers skip numbers that
 they had, and rise one by one. So they are those of batches that are not kept: a consumer that loses the connection in

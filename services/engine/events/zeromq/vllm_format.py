@@ -153,7 +153,7 @@ _OF_ARRAYS: msgspec.msgpack.Decoder[WireEvent] = msgspec.msgpack.Decoder(_Stored
 
 
 def wire_hash(key: bytes) -> int:
-    """Return the hash by which routers know a key."""
+    """Return the hash by which routers identify a key."""
     return int.from_bytes(key[-_HASH_BYTES:], "big")
 
 

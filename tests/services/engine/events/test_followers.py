@@ -148,7 +148,7 @@ def test_lower_numbers_are_those_of_another_process() -> None:
     assert (follower.held.counts(), follower.restarts) == ({}, 1)
 
 
-def test_batches_that_were_neither_heard_nor_replayed_are_counted() -> None:
+def test_batches_that_were_neither_received_nor_replayed_are_counted() -> None:
     follower = Follower()
     follower.apply(7, [])
     assert follower.missing(11) == 8
