@@ -73,15 +73,15 @@ async def test_a_late_listener_has_the_publishers_blocks(form: str) -> None:
 async def test_a_listener_that_loses_messages_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async with published() as one, listening(one.publication) as listener:
         await until(listener.complete.is_set)
-        hear, count = listener._hear, 0
+        receive, count = listener._receive, 0
 
         async def lossy(context: zmq.asyncio.Context, frames: list[bytes]) -> None:
             nonlocal count
             count += 1
             if count % 20:
-                await hear(context, frames)
+                await receive(context, frames)
 
-        monkeypatch.setattr(listener, "_hear", lossy)
+        monkeypatch.setattr(listener, "_receive", lossy)
         while not count:  # until the subscription has arrived
             one.stream.publish([])
             await asyncio.sleep(0.01)
