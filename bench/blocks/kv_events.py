@@ -26,7 +26,7 @@ from services.engine.events.engine_events import EngineEvents
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts
 
-REPETITIONS = 9
+REPETITIONS = 25
 BLOCKS = 1024
 WORKS = {"prefill": Work(8, 1024, 1), "decode": Work(16, 24, 80)}
 PUBLISHING = ("read", "unread")

@@ -26,9 +26,9 @@ from quire.v1 import (
 )
 from services.engine.startup.tokenizer_files import TokenizerFiles
 from services.gateway.access.api_keys import make_key
-from services.gateway.fleet import engine_events
 from services.runtime import errors, statuses
 from services.wire.duration import duration
+from services.wire.requests import errors as requests_errors
 from services.wire.requests import output
 from tests.api_keys import bearer, write_keys
 from tests.faults import wait_until
@@ -79,8 +79,14 @@ def test_an_error_of_a_narrower_type_has_the_status_of_the_wider_one() -> None:
 def test_every_refusal_of_the_engine_has_its_reason_on_the_wire() -> None:
     assert set(output._REFUSALS) == leaves(engine_errors.RequestRefused)
     reasons = set(engine_pb2.RefusalReason.values()) - {engine_pb2.REFUSAL_REASON_UNSPECIFIED}
-    assert set(engine_events._REFUSALS) == reasons
+    assert set(requests_errors.REFUSALS) == reasons
     assert set(output._REFUSALS.values()) == reasons
+
+
+def test_every_failure_of_a_request_has_its_error_except_the_deadlines() -> None:
+    deadlines = {engine_pb2.FAILURE_REASON_DEADLINE, engine_pb2.FAILURE_REASON_DEADLINE_QUEUED}
+    reasons = set(engine_pb2.FailureReason.values()) - {engine_pb2.FAILURE_REASON_UNSPECIFIED}
+    assert set(requests_errors.FAILURES) == reasons - deadlines
 
 
 # Real gateway and KV manager; the engine is simulated, because a real one does not fail on demand.
