@@ -11,6 +11,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,31 +21,44 @@ TOKEN_ID = 100
 
 def main(step_seconds: float, arguments: list[str]) -> None:
     """Replace the kernels' step once the model is loaded and verified, and run the command."""
-    from engine.native.kernels import Kernels, NativeModel
     from services.cli.main import cli
     from services.engine.startup import assembly
 
     assemble = assembly.assemble
 
-    def without_kernels(settings: Any) -> Any:
+    def assemble_without_kernels(settings: Any) -> Any:
         parts = assemble(settings)
-        Kernels.step = wait  # type: ignore[assignment, method-assign]
+        without_kernels(step_seconds).__enter__()
         return parts
 
-    @cache
-    def logits(rows: int, vocabulary: int) -> Any:
-        import torch
+    assembly.assemble = assemble_without_kernels
+    cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
 
-        made = torch.zeros(rows, vocabulary)
-        made[:, TOKEN_ID] = 1.0
-        return made
+
+@contextmanager
+def without_kernels(step_seconds: float) -> Iterator[None]:
+    """Let the kernels of this process wait instead of computing: every row's likeliest token is TOKEN_ID."""
+    from engine.native.kernels import Kernels, NativeModel
 
     def wait(_: Any, model: NativeModel, __: Any, ___: Any, tokens: Any, ____: int) -> Any:
         time.sleep(step_seconds)
-        return logits(len(tokens[2]), model.vocabulary)
+        return _logits(len(tokens[2]), model.vocabulary)
 
-    assembly.assemble = without_kernels
-    cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
+    step = Kernels.step
+    Kernels.step = wait  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Kernels.step = step  # type: ignore[method-assign]
+
+
+@cache
+def _logits(rows: int, vocabulary: int) -> Any:
+    import torch
+
+    made = torch.zeros(rows, vocabulary)
+    made[:, TOKEN_ID] = 1.0
+    return made
 
 
 if __name__ == "__main__":
