@@ -39,7 +39,7 @@ from tests.scrape import Scrape
 ENGINES = 2
 MODEL = "demo"
 BLOCKS = 2048
-REPETITIONS = 2
+REPETITIONS = 5
 SPEEDUP = 8.0
 # Of the trace: time of a computed token, and sessions that begin in a second.
 MICROSECONDS_PER_TOKEN = 150.0
