@@ -20,6 +20,7 @@ from tests.running.versions import Version, extract, last_release
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "bench" / "results" / "acceptance.jsonl"
 CODE = ("blocks", "kvmanager", "engine", "services", "protos")
+SOURCES = (".py", ".cpp", ".h")
 
 Record = Callable[..., None]
 
@@ -86,14 +87,14 @@ def _case(item: pytest.Item) -> str:
 def _code(test_file: Path) -> str:
     """Hash the test, its shared modules and every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
-    helpers = [one for folder in ("", "engine", "running") for one in (ROOT / "tests" / folder).glob("*.py")]
     here = Path(__file__).parent
-    own = [one for one in here.glob("*.py") if not one.name.startswith("test_")]
+    folders = (here, *(ROOT / "tests" / folder for folder in ("", "engine", "running")))
+    shared = [one for folder in folders for one in folder.glob("*.py") if not one.name.startswith("test_")]
     digest.update(os.environ.get("QUIRE_NEWEST_CLIENTS", "").encode())
-    for helper in sorted([*helpers, *own, *here.glob("clients/**/*.*"), *here.glob("routers/**/*.*")]):
-        digest.update(helper.name.encode() + helper.read_bytes())
+    for file in sorted([*shared, *here.glob("clients/**/*.*"), *here.glob("routers/**/*.*")]):
+        digest.update(file.name.encode() + file.read_bytes())
     for folder in (*CODE, "simulation") if "simulation" in test_file.stem else CODE:
-        for file in sorted((ROOT / folder).rglob("*.py")):
+        for file in sorted(one for one in (ROOT / folder).rglob("*") if one.suffix in SOURCES):
             digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
