@@ -11,7 +11,8 @@ VARIABLES = {"$namespace": ".*", "$release": ".*", "$model_name": ".*", "$engine
 ON_DEMAND = (
     *('tier="host"', "quire_tenant_rejections_total", "quire_admission_rejections_total"),
     *("quire_deadline_exceeded_total", "quire_cancel_to_free_seconds", "quire_http_requests_total"),
-    "quire_spec_decode_num_draft_tokens_total",
+    *("quire_spec_decode_num_draft_tokens_total", "quire_kv_events", "quire_smg", "quire_tool_call"),
+    "quire_invalid_requests_total",
 )
 
 

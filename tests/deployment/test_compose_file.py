@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def settings_with(tls: str, keys: str) -> dict[str, Any]:
             }
         )
     return made
+
+
+def pinned() -> list[str]:
+    """Return the names of the packages that the image's build pins."""
+    pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image/constraints.txt"))
+    return re.findall(r"^([a-z0-9.-]+)==", pins.lower(), re.M)
 
 
 @pytest.mark.parametrize("service", OWN)
@@ -292,9 +299,13 @@ def test_every_dependency_of_quire_is_pinned() -> None:
     required = re.findall(
         r'^ {4}"([A-Za-z0-9-]+)', (ROOT / "pyproject.toml").read_text().partition("bench = [")[0], re.M
     )
-    pins = "".join((ROOT / name).read_text() for name in ("constraints.txt", "deploy/image/constraints.txt"))
     assert len(required) > 10
-    assert [name for name in required if not re.search(rf"^{name}==", pins, re.M | re.I)] == []
+    assert {name.lower() for name in required} <= set(pinned())
+
+
+def test_no_package_is_pinned_twice() -> None:
+    """Two versions of one cannot be installed; with the same version, an update of one file makes two."""
+    assert [name for name, times in Counter(pinned()).items() if times > 1] == []
 
 
 def test_the_image_contains_the_demo_model_that_the_source_names() -> None:

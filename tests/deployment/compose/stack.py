@@ -27,7 +27,7 @@ BUILD_SECONDS, START_SECONDS, DOWN_SECONDS = 1800, 900, 120
 _FILES = ("docker-compose.yml", ".env", "deploy/compose/settings/*", "deploy/compose/tls/*")
 _FILES += ("deploy/compose/api_keys/o*.env",)
 _FILES += ("deploy/compose/api_keys/off.toml", "deploy/compose/*.sh", "deploy/prometheus/*", "deploy/grafana/**/*")
-_FILES += ("helm/quire/dashboards/*",)
+_FILES += ("helm/quire/dashboards/*", "deploy/smg/*")
 
 Run = subprocess.CompletedProcess[str]
 
