@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -26,13 +26,15 @@ def main(step_seconds: float, arguments: list[str]) -> None:
 
     assemble = assembly.assemble
 
-    def assemble_without_kernels(settings: Any) -> Any:
-        parts = assemble(settings)
-        without_kernels(step_seconds).__enter__()
-        return parts
+    with ExitStack() as replaced:  # until the command ends: a context that nothing refers to ends at once
 
-    assembly.assemble = assemble_without_kernels
-    cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
+        def assemble_without_kernels(settings: Any) -> Any:
+            parts = assemble(settings)
+            replaced.enter_context(without_kernels(step_seconds))
+            return parts
+
+        assembly.assemble = assemble_without_kernels
+        cli(["engine", *arguments], auto_envvar_prefix="QUIRE")
 
 
 @contextmanager
