@@ -31,7 +31,6 @@ import torch
 from blocks import Step, blocks_for
 from engine.run.loop import Engine
 from engine.run.runner import ModelRunner
-from engine.schedule.capacity import Capacity
 from engine.schedule.limits import Limits
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Launched, StepPlan
@@ -47,6 +46,11 @@ from services.engine.settings import EngineSettings
 from services.runtime import transport
 from services.runtime.tracing.export import create_tracing
 from tests.in_process import InProcessBlocks
+
+try:
+    from engine.schedule.capacity import Capacity
+except ImportError:  # of earlier commits
+    from engine.schedule.request import Capacity  # type: ignore[no-redef,attr-defined]
 
 BLOCK_SIZE = 16
 VOCABULARY = 1024
