@@ -79,7 +79,7 @@ class Seals:
     def __init__(self, memory: memoryview | bytearray, blocks: int) -> None:
         """Take `seal_bytes(blocks)` bytes, which hold seals, or zeros for open ones."""
         self._seals: npt.NDArray[Any] = np.frombuffer(memory, SEAL, blocks + 1)
-        self._bytes = self._seals.view(np.uint8)
+        self._bytes: Any = self._seals.view(np.uint8)  # what struct can pack into
         self._state = self._seals["state"]
         self._stamp = self._seals["stamp"]
         self._checksum = self._seals["checksum"]

@@ -15,7 +15,6 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.run.continuations import continuations
 from engine.run.forward import ForwardPass
-from engine.run.isolation import sample_separately
 from engine.run.logprobs import Scores, score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.samplers import Sampler, StepSampler, TorchSampler
@@ -193,6 +192,30 @@ def _results_of(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _
         return outcomes(logits, work, sampler)
     except Exception as failure:
         return sample_separately(logits, work, partial(outcomes, sampler=sampler), failure)
+
+
+def sample_separately(
+    logits: torch.Tensor, work: Sequence[Work], sampler: Callable[..., list[Sampled]], failure: Exception
+) -> list[Sampled]:
+    """Return the results of a step whose batched sampling raised `failure`: each request is sampled separately.
+
+    Rows are independent, so the other requests get the same tokens. The Sampled of a failed request has the fault.
+    Raises `failure` if even an argmax fails, because then the device failed.
+    """
+    try:
+        logits.argmax(dim=-1).tolist()
+    except Exception:
+        raise failure from None
+    results: list[Sampled] = []
+    first = 0
+    for item in work:
+        rows = logits[first : first + item.outcomes]
+        first += item.outcomes
+        try:
+            results += sampler(rows, [item])
+        except Exception as fault:
+            results += [Sampled(0, fault=fault)] * item.outcomes
+    return results
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _TORCH) -> list[Sampled]:
