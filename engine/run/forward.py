@@ -95,7 +95,7 @@ class ForwardPass:
         tables = None
         if columns.block_table != steady.tables:
             tables = self._tables[0].select(self._tables[0].update(work), ())
-        steady.advance(columns, self._latest.on_host, tables)
+        steady.advance(columns, self._latest.on_host.tolist() if columns.pending else (), tables)
         return True
 
     def _inputs(self, work: tuple[Work, ...]) -> SteadyInputs:

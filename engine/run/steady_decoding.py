@@ -4,12 +4,11 @@ Then all that changes in the inputs of a step are the tokens, and positions that
 and changed in place: to make them anew takes longer than all else that the host does for a small step.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.attention.backend import PagedBatch
 from engine.schedule.request import Sampling
@@ -88,10 +87,12 @@ class SteadyDecoding:
         self.inputs = inputs
         self._size = inputs.batch.block_size
         self._same = _constant(columns)
-        self._starts = columns.start
+        self._next_starts = _next(columns.start)
         self.tables = columns.block_table
-        arrays = inputs.token_ids, inputs.positions, inputs.batch.slots, inputs.batch.ends
-        self._tokens, self._positions, self._slots, self._ends = (one.numpy() for one in arrays)
+        # Views of memory, and lists: for few rows NumPy's operators take several times as long.
+        self._tokens, self._positions = memoryview(inputs.token_ids.numpy()), memoryview(inputs.positions.numpy())
+        self._slots, self._ends = memoryview(inputs.batch.slots.numpy()), memoryview(inputs.batch.ends.numpy())
+        self._slots = self._slots.cast("B").cast("q")  # NumPy calls it a long
         # Rows that begin a block in a step, by the number of steps from this one on, modulo the block size.
         self._crossing: list[list[int]] = [[] for _ in range(self._size)]
         for row, start in enumerate(columns.start):
@@ -102,33 +103,39 @@ class SteadyDecoding:
         """Return whether a step continues the latest one: same sequences, one position further."""
         return (
             columns.sequence == self.sequences
-            and columns.start == tuple([one + 1 for one in self._starts])
+            and columns.start == self._next_starts
             and _constant(columns) == self._same
             and columns.pending in (0, len(columns.token_ids))
             and set(map(len, columns.token_ids)) == {1}
         )
 
-    def advance(self, columns: Columns, pending: NDArray[np.int64], tables: torch.Tensor | None) -> None:
+    def advance(self, columns: Columns, pending: Iterable[int], tables: torch.Tensor | None) -> None:
         """Change the inputs to those of the next step.
 
         `pending` are the tokens that the latest step has sampled, for work that has none itself. `tables` are the block
         tables if one has changed.
         """
-        starts = columns.start
-        self._tokens[:] = pending if columns.pending else [token for (token,) in columns.token_ids]
-        self._positions += 1
-        self._slots += 1
-        self._ends += 1
+        starts, self._next_starts = columns.start, _next(columns.start)
+        tokens = pending if columns.pending else [token for (token,) in columns.token_ids]
+        self._tokens[:] = array("i", tokens)
+        self._positions[:] = array("i", starts)
+        self._ends[:] = array("i", self._next_starts)
         self._steps += 1
         rows = self._crossing[self._steps % self._size]
         if tables is not None:
             self.inputs = self.inputs._replace(batch=_with_tables(self.inputs.batch, tables))
             # Another block may have taken the place of the last one: its contents were shared.
             rows = [*rows, *[row for row, one in enumerate(columns.block_table) if one is not self.tables[row]]]
+        slots = array("q", [one + 1 for one in self._slots])
         for row in rows:
             block, offset = divmod(starts[row], self._size)
-            self._slots[row] = columns.block_table[row][block] * self._size + offset
-        self._starts, self.tables = starts, columns.block_table
+            slots[row] = columns.block_table[row][block] * self._size + offset
+        self._slots[:] = slots
+        self.tables = columns.block_table
+
+
+def _next(starts: Iterable[int]) -> tuple[int, ...]:
+    return tuple([one + 1 for one in starts])
 
 
 def _constant(columns: Columns) -> tuple[object, ...]:

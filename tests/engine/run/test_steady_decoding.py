@@ -106,4 +106,4 @@ def test_a_step_that_failed_halfway_is_not_continued() -> None:
     decoding.step(works({1: 3}, {1: (7, 8)}, {1: (5,)}), [1])
     with pytest.raises(IndexError):
         decoding.passes[0].logits(works({1: 4}, {1: (7,)}, {1: (5,)}))  # its block is missing
-    decoding.step(works({1: 4}, {1: (7, 8)}, {1: (5,)}), [1])
+    decoding.step(works({1: 5}, {1: (7, 8)}, {1: (5,)}), [1])
