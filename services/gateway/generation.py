@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.gateway.attempts import RequestAttempts
@@ -17,6 +18,7 @@ from services.gateway.fleet.engine_events import (
     failure_error,
 )
 from services.gateway.fleet.request_stream import EngineDisconnected
+from services.gateway.observe.observer import RequestObserver
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
 from services.gateway.text.text_stream import TextStream
@@ -43,6 +45,17 @@ _NO_TOKENS = engine_pb2.SampleTokens()
 log = logging.getLogger("quire.gateway")
 
 
+class Writer(Protocol):
+    """Writes responses to a client."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the response before has left."""
+
+    def begin(self, message: Response, /) -> None:
+        """Begin to write a response while `ready`."""
+
+
 class Generation:
     """A request in progress. On exit of its context the engine is released. `clock` is in seconds."""
 
@@ -60,6 +73,23 @@ class Generation:
         self._stopped_samples = 0  # ended by a stop string
         self._finished = False  # the engine has sent RequestFinished
         self._next_prompt_position = 1  # log-probabilities before it have been sent
+
+    def write_tokens(self, writer: Writer, observer: RequestObserver) -> None:
+        """Write tokens as they arrive from the engine while `responses` waits for events: no task wakes up for them.
+
+        Not with stop strings, because a task has to cancel the request at one.
+        """
+        if not self.request.request.stopping.stop_strings:
+            self._attempts.receive_tokens(partial(self._write_tokens, writer, observer))
+
+    def _write_tokens(self, writer: Writer, observer: RequestObserver, tokens: engine_pb2.SampleTokens) -> bool:
+        """Write tokens at once; False if the client is behind, or if they end their sample."""
+        if not writer.ready or tokens.HasField("end"):
+            return False
+        if (response := self._delta(tokens.sample, tokens, None)) is not None:
+            observer.on_tokens(response.delta, self._clock())
+            writer.begin(response)
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +130,8 @@ class Generation:
             for part in self._prompt_logprobs(scores):
                 yield Response(prompt_logprobs=part)
         for index in range(len(self._samples)) if batch.finished else sorted(batch.tokens):
-            if delta := self._delta(index, batch):
+            end = batch.finished and batch.finished.samples[index]
+            if delta := self._delta(index, batch.tokens.get(index, _NO_TOKENS), end):
                 yield delta
 
     async def _next_batch(self) -> EventBatch:
@@ -154,16 +185,17 @@ class Generation:
             self._next_prompt_position = first + len(part)
             yield gateway_pb2.PromptLogprobs(first_position=first, logprobs=part)
 
-    def _delta(self, index: int, batch: EventBatch) -> Response | None:
-        """Return a sample's new tokens and text, if any."""
+    def _delta(
+        self, index: int, tokens: engine_pb2.SampleTokens, finished: engine_pb2.SampleEnd | None
+    ) -> Response | None:
+        """Return a sample's new tokens and text, if any; `finished` is its end in RequestFinished."""
         sample = self._samples[index]
         if sample.ended:
             return None
-        tokens = batch.tokens.get(index, _NO_TOKENS)
         token_ids = tokens.token_ids[:]
         if token_ids:
             self._on_tokens()
-        end = tokens.end if tokens.HasField("end") else batch.finished and batch.finished.samples[index]
+        end = tokens.end if tokens.HasField("end") else finished
         counted, text = sample.add(token_ids, end)
         if sample.stop is not None:
             self._stopped_samples += 1

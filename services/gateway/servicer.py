@@ -1,7 +1,7 @@
 """The gateway's gRPC servicer: passes requests to the request handler, and its responses to the client."""
 
 import re
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
+from services.gateway.access.response_writer import ResponseWriter
 from services.gateway.access.unfinished_calls import UnfinishedCalls
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
 from services.gateway.request_checks import MAX_REQUEST_ID_BYTES, new_request_id
@@ -48,9 +49,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         async with abort_on_error(context, metadata):
             metadata |= _request_id_metadata(request)
             with self.unfinished.watched(), self._handler.slow_clients.translated():
-                async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
-                    async for response in responses:
-                        await context.write(response)
+                await self._write_responses(request, context)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
@@ -81,6 +80,14 @@ class GatewayServicer(pb_grpc.GatewayServicer):
             return await self._administration.administer(
                 request, ADMIN_TIMEOUT_SECONDS if left is None else max(0.0, left)
             )
+
+    async def _write_responses(self, request: pb.GenerateRequest, context: Context) -> None:
+        with closing(ResponseWriter[pb.GenerateResponse](context.write)) as writer:
+            responses = self._handler.generate(request, self._origin(context), writer=writer)
+            async with aclosing(responses):
+                async for response in responses:
+                    await writer.write(response)
+            await writer.finish()
 
     def _origin(self, context: Context) -> Origin:
         parent = value_of("traceparent", context.invocation_metadata()) or ""

@@ -1,11 +1,13 @@
 """The events that one request has received from its engine and its reader has not read yet."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.v1 import engine_pb2 as pb
 from services.runtime.errors import SlowClient
 
+TokenReceiver = Callable[[pb.SampleTokens], bool]
 Event = pb.RequestStarted | pb.PromptScores | pb.SampleTokens | pb.RequestFinished | pb.RequestRefused
 
 
@@ -19,6 +21,8 @@ class RequestStream:
 
     Unread tokens of the same sample are merged into one message. Above `max_tokens` unread tokens, all unread events
     are dropped and the stream has `overflowed`. Prompt scores do not count: they are bounded by the prompt.
+
+    While the reader waits, tokens are given to `receiver`, which returns False for those that the reader should read.
     """
 
     submission: pb.Submission
@@ -26,21 +30,25 @@ class RequestStream:
     ended: bool = False
     disconnected: bool = False
     overflowed: bool = False
+    receiver: TokenReceiver | None = None
     _unread: list[Event] = field(default_factory=list)
     _merging: dict[int, pb.SampleTokens] = field(default_factory=dict)  # the unread tokens by sample
     _tokens: int = 0
     _reader: asyncio.Future[None] | None = None  # set while the reader waits
     _timer: asyncio.TimerHandle | None = None  # one for all waits, because a timeout for each costs more than the wait
     _expired: bool = False
+    _error: Exception | None = None  # of the receiver
 
     def put(self, event: Event) -> None:
         """Add an event. Never waits."""
         if self.overflowed:
             return
-        if isinstance(event, pb.SampleTokens):
-            self._put_tokens(event)
-        else:
+        if not isinstance(event, pb.SampleTokens):
             self._unread.append(event)
+        elif self._is_received(event):
+            return
+        else:
+            self._put_tokens(event)
         self._wake()
 
     def disconnect(self) -> None:
@@ -60,6 +68,8 @@ class RequestStream:
         event loop's clock reaches `deadline`.
         """
         while not (self._unread or self.disconnected or self.overflowed):
+            if self._error is not None:
+                raise self._error
             if self._expired:
                 raise TimeoutError
             await self._start_wait(deadline)
@@ -68,6 +78,17 @@ class RequestStream:
         if not self._unread:
             raise EngineDisconnected
         return self._take_unread()
+
+    def _is_received(self, tokens: pb.SampleTokens) -> bool:
+        """Give tokens to the receiver if the reader waits, so that nothing is unread; return whether it took them."""
+        if self.receiver is None or self._reader is None or self._reader.done():
+            return False
+        try:
+            return self.receiver(tokens)
+        except Exception as error:  # of one request, not of the link
+            self._error = error
+            self._wake()
+            return True
 
     def _start_wait(self, deadline: float | None) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()

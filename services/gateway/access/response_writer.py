@@ -1,0 +1,75 @@
+"""Writes the responses of a call; a write goes on while the next response is awaited."""
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+_Message = TypeVar("_Message")
+
+
+class ResponseWriter(Generic[_Message]):
+    """Writes messages through `write`, which awaits one future for each, as grpc.aio's does.
+
+    The caller waits for the first write, which sends the metadata of the call. After it, `begin` returns while the
+    message is on its way, so that no task wakes up when it has left.
+    """
+
+    def __init__(self, write: Callable[[_Message], Coroutine[Any, Any, None]]) -> None:
+        self._write = write
+        self._is_first = True
+        self._writing: Coroutine[Any, Any, None] | None = None
+        self._written: asyncio.Future[None] | None = None  # of `_writing`
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message can be written at once: the one before has left without an error."""
+        if (written := self._written) is not None:
+            return written.done() and not written.cancelled() and written.exception() is None
+        return not self._is_first
+
+    def begin(self, message: _Message) -> None:
+        """Begin a write while `ready`."""
+        self._resume()
+        writing = self._write(message)
+        try:
+            self._written = writing.send(None)
+            self._writing = writing
+        except StopIteration:  # it needs no waiting
+            pass
+
+    async def write(self, message: _Message) -> None:
+        """Wait for the write before, and begin this one. Raises the error of the one before."""
+        await self.finish()
+        self.begin(message)
+        if self._is_first:
+            await self.finish()
+            self._is_first = False
+
+    async def finish(self) -> None:
+        """Wait for the current write, if any. Raises its error."""
+        if self._written is not None and not self._written.done():
+            await _suspended(self._written)
+        self._resume()
+
+    def close(self) -> None:
+        """Forget the current write. The message is still sent, but nobody waits for that."""
+        if self._writing is not None and self._written is not None:
+            self._written.cancel()
+            self._writing.close()
+            self._writing = self._written = None
+
+    def _resume(self) -> None:
+        """Let the write before run to its end, as its future is done."""
+        writing, self._writing, self._written = self._writing, None, None
+        if writing is not None:
+            try:
+                writing.send(None)
+            except StopIteration:
+                pass
+
+
+@types.coroutine
+def _suspended(written: asyncio.Future[None]) -> Generator[Any, None, None]:
+    """Suspend the task as the write would have: it has marked its future as awaited, which is done once."""
+    yield written
