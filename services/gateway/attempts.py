@@ -39,6 +39,7 @@ class RequestAttempts:
         self._clock = clock
         self._placement: Placement | None = None
         self._receiver: TokenReceiver | None = None
+        self.gained = False  # a token from the current engine
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
         self._retry_until: float | None = None  # set by a failover until the request starts
@@ -67,6 +68,7 @@ class RequestAttempts:
 
     def on_tokens(self) -> None:
         """Record that the current engine has generated a token: engines of other fingerprints cannot continue it."""
+        self.gained = True
         self._fingerprint = self._fingerprint or self._current().fingerprint
         self._lost.on_token()
 
@@ -97,7 +99,7 @@ class RequestAttempts:
 
     def _set(self, placement: Placement) -> None:
         self._placement, progress = placement, self._request.progress
-        placement.stream.receiver = self._receiver
+        placement.stream.receiver, self.gained = self._receiver, False
         progress.engine_id = placement.engine_id
         progress.attempts += 1
 

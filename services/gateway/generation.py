@@ -1,13 +1,14 @@
 """One request from submission to its end: turns events of engines into responses for the client."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.gateway.attempts import RequestAttempts
+from services.gateway.delta_encoder import DeltaEncoder
 from services.gateway.fleet.engine_events import (
     EventBatch,
     Failover,
@@ -39,6 +40,7 @@ _CANCEL_REASONS: dict[type[BaseException] | None, engine_pb2.CancelReason.ValueT
 _MAX_POSITIONS = 1024
 
 Response = gateway_pb2.GenerateResponse
+EncodedResponse = Response | bytes
 
 _NO_TOKENS = engine_pb2.SampleTokens()
 
@@ -52,7 +54,7 @@ class Writer(Protocol):
     def ready(self) -> bool:
         """Whether the response before has left."""
 
-    def begin(self, message: Response, /) -> None:
+    def begin(self, message: EncodedResponse, /) -> None:
         """Begin to write a response while `ready`."""
 
 
@@ -77,18 +79,31 @@ class Generation:
     def write_tokens(self, writer: Writer, observer: RequestObserver) -> None:
         """Write tokens as they arrive from the engine while `responses` waits for events: no task wakes up for them.
 
-        Not with stop strings, because a task has to cancel the request at one.
+        Not with stop strings, because a task has to cancel the request at one, and not with log-probabilities.
         """
-        if not self.request.request.stopping.stop_strings:
-            self._attempts.receive_tokens(partial(self._write_tokens, writer, observer))
+        asked = self.request.request
+        if not asked.stopping.stop_strings and not asked.output.HasField("logprobs"):
+            encoders = [DeltaEncoder(index) for index in range(len(self._samples))]
+            self._attempts.receive_tokens(partial(self._write_tokens, writer, observer, encoders))
 
-    def _write_tokens(self, writer: Writer, observer: RequestObserver, tokens: engine_pb2.SampleTokens) -> bool:
+    def _write_tokens(
+        self,
+        writer: Writer,
+        observer: RequestObserver,
+        encoders: Sequence[DeltaEncoder],
+        tokens: engine_pb2.SampleTokens,
+    ) -> bool:
         """Write tokens at once; False if the client is behind, or if they end their sample."""
         if not writer.ready or tokens.HasField("end"):
             return False
-        if (response := self._delta(tokens.sample, tokens, None)) is not None:
-            observer.on_tokens(response.delta, self._clock())
-            writer.begin(response)
+        index, token_ids = tokens.sample, tokens.token_ids[:]
+        sample, count = self._samples[index], len(token_ids)
+        if not sample.ended and count:
+            self._on_tokens()
+            text = sample.add_inner(token_ids)
+            self.request.progress.generated_tokens += count
+            observer.on_tokens(index, count, self._clock())
+            writer.begin(encoders[index].encode(text, token_ids))
         return True
 
     def __enter__(self) -> Self:
@@ -207,6 +222,8 @@ class Generation:
         return _delta_response(index, text, counted, tokens.logprobs[: len(counted)])
 
     def _on_tokens(self) -> None:
+        if self._attempts.gained:
+            return
         self._attempts.on_tokens()
         if self.request.progress.first_token_at is None:
             self.request.progress.first_token_at = self._clock()

@@ -114,7 +114,7 @@ class RequestHandler:
                 async for response in responses:
                     match response.WhichOneof("event"):
                         case "delta":
-                            observer.on_tokens(response.delta, self._clock())
+                            observer.on_tokens(response.delta.sample, len(response.delta.token_ids), self._clock())
                         case "started":
                             admitted.slot.on_started(self._clock())
                             observer.on_started(response.started)

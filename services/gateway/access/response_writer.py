@@ -18,25 +18,30 @@ class ResponseWriter(Generic[_Message]):
     def __init__(self, write: Callable[[_Message], Coroutine[Any, Any, None]]) -> None:
         self._write = write
         self._is_first = True
+        self._error: Exception | None = None  # of a write that could not begin
         self._writing: Coroutine[Any, Any, None] | None = None
         self._written: asyncio.Future[None] | None = None  # of `_writing`
 
     @property
     def ready(self) -> bool:
         """Whether a message can be written at once: the one before has left without an error."""
-        if (written := self._written) is not None:
-            return written.done() and not written.cancelled() and written.exception() is None
-        return not self._is_first
+        if self._written is None:
+            return not self._is_first and self._error is None
+        return self._written.done() and self._written.exception() is None
 
     def begin(self, message: _Message) -> None:
-        """Begin a write while `ready`."""
-        self._resume()
+        """Begin a write while `ready`. `finish` raises its error."""
+        if (writing := self._writing) is not None:
+            self._writing = self._written = None
+            _end(writing)
         writing = self._write(message)
         try:
             self._written = writing.send(None)
             self._writing = writing
         except StopIteration:  # it needs no waiting
             pass
+        except Exception as error:
+            self._error = error
 
     async def write(self, message: _Message) -> None:
         """Wait for the write before, and begin this one. Raises the error of the one before."""
@@ -48,9 +53,13 @@ class ResponseWriter(Generic[_Message]):
 
     async def finish(self) -> None:
         """Wait for the current write, if any. Raises its error."""
+        if self._error is not None:
+            raise self._error
         if self._written is not None and not self._written.done():
             await _suspended(self._written)
-        self._resume()
+        writing, self._writing, self._written = self._writing, None, None
+        if writing is not None:
+            _end(writing)
 
     def close(self) -> None:
         """Forget the current write. The message is still sent, but nobody waits for that."""
@@ -59,14 +68,13 @@ class ResponseWriter(Generic[_Message]):
             self._writing.close()
             self._writing = self._written = None
 
-    def _resume(self) -> None:
-        """Let the write before run to its end, as its future is done."""
-        writing, self._writing, self._written = self._writing, None, None
-        if writing is not None:
-            try:
-                writing.send(None)
-            except StopIteration:
-                pass
+
+def _end(writing: Coroutine[Any, Any, None]) -> None:
+    """Let a write, whose future is done, run to its end. Raises its error."""
+    try:
+        writing.send(None)
+    except StopIteration:
+        return
 
 
 @types.coroutine

@@ -45,7 +45,7 @@ class RequestStream:
             return
         if not isinstance(event, pb.SampleTokens):
             self._unread.append(event)
-        elif self._is_received(event):
+        elif self.receiver is not None and self._is_received(self.receiver, event):
             return
         else:
             self._put_tokens(event)
@@ -79,12 +79,12 @@ class RequestStream:
             raise EngineDisconnected
         return self._take_unread()
 
-    def _is_received(self, tokens: pb.SampleTokens) -> bool:
+    def _is_received(self, receiver: TokenReceiver, tokens: pb.SampleTokens) -> bool:
         """Give tokens to the receiver if the reader waits, so that nothing is unread; return whether it took them."""
-        if self.receiver is None or self._reader is None or self._reader.done():
+        if self._reader is None or self._reader.done():
             return False
         try:
-            return self.receiver(tokens)
+            return receiver(tokens)
         except Exception as error:  # of one request, not of the link
             self._error = error
             self._wake()
