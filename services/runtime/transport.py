@@ -8,10 +8,12 @@ import atexit
 import errno
 import fcntl
 import os
+import selectors
 import socket
 import stat
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -58,6 +60,19 @@ _NUMBERS = count()  # of the sockets of this process
 Options = list[tuple[str, int | str]]
 
 
+class TimedSelector(selectors.DefaultSelector):
+    """Measures how long it waits."""
+
+    waited_seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events."""
+        begun = time.monotonic()
+        events = super().select(timeout)
+        self.waited_seconds += time.monotonic() - begun
+        return events
+
+
 class ServiceLoop(asyncio.SelectorEventLoop):
     """An event loop that wakes up once for many finished operations of gRPC.
 
@@ -65,10 +80,20 @@ class ServiceLoop(asyncio.SelectorEventLoop):
     the loop would wake up again for each byte left.
     """
 
+    def __init__(self) -> None:
+        self.selector = TimedSelector()
+        super().__init__(self.selector)
+
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
         """Watch a file descriptor."""
         handle = partial(_handle_together, fd.fileno(), callback) if is_grpc_reader(callback) else callback
         super().add_reader(fd, handle, *args)
+
+
+def waited_seconds() -> Callable[[], float] | None:
+    """Return a function that returns how long the running loop has waited in total; None if it does not measure it."""
+    loop = asyncio.get_running_loop()
+    return partial(getattr, loop.selector, "waited_seconds") if isinstance(loop, ServiceLoop) else None
 
 
 def is_grpc_reader(callback: Callable[..., Any]) -> bool:
