@@ -201,6 +201,40 @@ def test_a_lost_engine_and_a_deadline_lose_no_held_tokens() -> None:
     assert isinstance(late.error, TimeoutError)
 
 
+def test_the_end_of_one_of_several_samples_is_not_held(receives: bool) -> None:
+    client = VirtualClient(100, receives=receives)
+    client.put(tokens(0))
+    client.put(tokens(1, ended=True))
+    assert client.messages() == [[0], [1]]
+
+
+def test_a_reader_that_comes_later_waits_for_held_tokens_until_they_are_due() -> None:
+    client = VirtualClient(100, deadline=100.0)
+    assert isinstance(client.error, TimeoutError), "there is no reader any more"
+    stream = RequestStream(engine_pb2.Submission(request_id="r"), 1000, pacing=client.pacing)
+    client.call(lambda: stream.put(tokens(0)))
+    first = client.loop.run(lambda: client.loop.create_task(stream.next_events(None)))
+    client.call(lambda: None)
+    client.call(lambda: stream.put(tokens(1)))
+    second = client.loop.run(lambda: client.loop.create_task(stream.next_events(None)))
+    client.wait(0.04)
+    assert first.result() == [tokens(0)]
+    assert not second.done()
+    client.wait(0.02)
+    assert second.result() == [tokens(1)]
+
+
+def test_nothing_is_held_after_the_deadline() -> None:
+    client = VirtualClient(100, deadline=100.0)
+    assert isinstance(client.error, TimeoutError)
+    client.put(tokens(0))
+    client.call(client.stream._take_unread)
+    client.put(tokens(1))
+    late = client.loop.run(lambda: client.loop.create_task(client.stream.next_events(100.0)))
+    client.call(lambda: None)
+    assert late.result() == [tokens(1)]
+
+
 def test_a_closed_stream_holds_nothing() -> None:
     client = VirtualClient(100, receives=True)
     client.put(tokens(0))
