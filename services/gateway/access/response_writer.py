@@ -64,7 +64,8 @@ class ResponseWriter(Generic[_Message]):
     def close(self) -> None:
         """Forget the current write. The message is still sent, but nobody waits for that."""
         if self._writing is not None and self._written is not None:
-            self._written.cancel()
+            if not self._written.cancel() and not self._written.cancelled():
+                self._written.exception()  # asyncio would log an error that nobody has retrieved
             self._writing.close()
             self._writing = self._written = None
 

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -138,17 +139,21 @@ def test_who_waits_for_a_blocked_write_can_be_cancelled() -> None:
     assert run(work).left == ["first"]
 
 
-def test_a_closed_writer_leaves_no_error_that_nobody_retrieves() -> None:
+@pytest.mark.parametrize("error", [None, ConnectionError("the client is gone")])
+def test_a_closed_writer_leaves_no_error_that_nobody_retrieves(error: Exception | None) -> None:
     reported: list[dict[str, Any]] = []
 
     async def work(writer: ResponseWriter[str], client: Client) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
         writer.begin("second")
-        taking = client._taking
+        written = writer._written
+        if error is not None:
+            client.take(error)
         writer.close()
-        assert taking is not None
-        assert taking.cancelled(), "gRPC sets no result of a cancelled future"
+        assert written is not None
+        assert written.cancelled() == (error is None), "gRPC sets no result of a cancelled future"
         assert not client.is_written_to
 
     run(work)
+    gc.collect()
     assert not reported
