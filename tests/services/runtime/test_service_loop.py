@@ -83,7 +83,7 @@ def test_grpcs_reader_is_recognized() -> None:
 def test_the_selector_counts_the_seconds_in_which_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 3.5, 10.0, 10.25])
     selector = TimedSelector()
-    monkeypatch.setattr(transport.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr("services.runtime.transport.time.monotonic", lambda: next(times))
     for _ in range(2):
         assert selector.select(0) == []
     monkeypatch.undo()
