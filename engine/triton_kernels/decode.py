@@ -11,8 +11,9 @@ import triton.language as tl
 
 from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
+from engine.triton_kernels.repeated import Launched
 from engine.triton_kernels.rounding import rounded, widened
-from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
 from engine.triton_kernels.tuning import INTERPRETED, Tuning, merge_warps, padded
 from engine.triton_kernels.work_list import WorkList
@@ -28,67 +29,72 @@ def decode(
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
-) -> None:
+) -> list[Launched]:
     """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
     `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launches do not
     depend on lengths, so they can be captured in a graph and replayed for other lengths after the work is listed again.
+    They can be repeated for another layer of the same shape and scoring, with its `attention_arguments`.
     """
-    heads, value_dims = query.shape[1], padded(layer.value_size)
-    group = heads // layer.kv_heads
-    _decode[(tuning.programs,)](
-        query,
-        output,
-        work.partial_output,
-        work.partial_logarithms,
-        layer.memory,
-        batch.tables,
-        batch.first,
-        work.items,
-        work.totals,
-        factors.sinks,
-        query.stride(0),
-        query.stride(1),
-        batch.tables.stride(0),
-        *layer.distances,
-        factors.scale,
-        factors.cap,
+    arguments = attention_arguments(query, output, layer, factors)
+    constants = {
+        "HAS_SINKS": factors.sinks is not None,
+        "VALUE_SIZE": layer.value_size,
+        "VALUE_DIMS": padded(layer.value_size),
+        "INTERPRETED": INTERPRETED,
+    }
+    partials = {"partial_output": work.partial_output, "partial_logarithms": work.partial_logarithms}
+    heads = query.shape[1]
+    attended = Launched(
+        _decode,
+        (tuning.programs,),
+        arguments,
+        {
+            **partials,
+            "cache": layer.memory,
+            "tables": batch.tables,
+            "first": batch.first,
+            "items": work.items,
+            "totals": work.totals,
+            "query_token_stride": query.stride(0),
+            "query_head_stride": query.stride(1),
+            "table_stride": batch.tables.stride(0),
+            "block_stride": layer.memory.stride(0),
+            "value_distance": layer.value_distance,
+            "scale": factors.scale,
+            "cap": factors.cap,
+        },
         CAPPED=factors.capped,
-        HAS_SINKS=factors.sinks is not None,
         KV_HEADS=layer.kv_heads,
-        GROUP=group,
+        GROUP=heads // layer.kv_heads,
         BLOCK_SIZE=layer.block_size,
         KEY_SIZE=layer.key_size,
-        VALUE_SIZE=layer.value_size,
         ROWS=tuning.decode.rows,
         KEY_DIMS=padded(layer.key_size),
-        VALUE_DIMS=value_dims,
         KEYS=tuning.decode.keys,
         STAGES=tuning.decode.stages,
-        INTERPRETED=INTERPRETED,
         num_warps=tuning.decode.warps,
+        **constants,
     )
-    _combine[(len(batch.ends), heads)](
-        output,
-        work.partial_output,
-        work.partial_logarithms,
-        batch.first,
-        work.pieces,
-        factors.sinks,
-        HAS_SINKS=factors.sinks is not None,
+    combined = Launched(
+        _combine,
+        (len(batch.ends), heads),
+        {name: arguments[name] for name in ("output", "sinks")},
+        {**partials, "first": batch.first, "pieces": work.pieces},
         HEADS=heads,
-        VALUE_SIZE=layer.value_size,
-        VALUE_DIMS=value_dims,
         COMBINED=_COMBINED,
-        INTERPRETED=INTERPRETED,
-        num_warps=merge_warps(value_dims),
+        num_warps=merge_warps(padded(layer.value_size)),
+        **constants,
     )
+    return [attended, combined]
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     query,
     output,
+    sinks,
+    key_offset,
     partial_output,
     partial_logarithms,
     cache,
@@ -96,12 +102,10 @@ def _decode(
     first,
     items,
     totals,
-    sinks,
     query_token_stride,
     query_head_stride,
     table_stride,
     block_stride,
-    key_offset,
     value_distance,
     scale,
     cap,
@@ -174,11 +178,11 @@ def _decode(
 @triton.jit
 def _combine(
     output,
+    sinks,
     partial_output,
     partial_logarithms,
     first,
     pieces,
-    sinks,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,

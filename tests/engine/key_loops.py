@@ -44,16 +44,21 @@ class KeyLoop(NamedTuple):
 def faults_of(kernel: str, compiled: Any) -> list[str]:
     """Return what makes the key loops slow: loads that are awaited at once, or that are not of 16 bytes."""
     threads = 32 * compiled.metadata.num_warps
-    return list(_faults(kernel, _key_loops(compiled.asm["ttgir"], compiled.asm["ptx"]), threads))
+    return list(_faults(kernel, key_loops(compiled.asm["ttgir"], compiled.asm["ptx"]), threads))
 
 
-def spilling_loops(compiled: Any, cuobjdump: str) -> int:
-    """Return how many key loops of the machine code use local memory."""
+def listing(compiled: Any, cuobjdump: str) -> list[tuple[int, str]]:
+    """Return the addresses and instructions of the machine code."""
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(compiled.asm["cubin"])
         listed = subprocess.run([cuobjdump, "-sass", str(binary)], capture_output=True, text=True, check=True).stdout
-    code = [(int(address, 16), text) for address, text in _SASS.findall(listed)]
+    return [(int(address, 16), text) for address, text in _SASS.findall(listed)]
+
+
+def spilling_loops(compiled: Any, cuobjdump: str) -> int:
+    """Return how many key loops of the machine code use local memory."""
+    code = listing(compiled, cuobjdump)
     bodies = ("\n".join(text for at, text in code if begin <= at <= end) for begin, end in _sass_loops(code))
     return sum(1 for body in _innermost(bodies, re.compile(r"MMA|FFMA")) if re.search(r"\b(LDL|STL)\b", body))
 
@@ -69,7 +74,8 @@ def _faults(kernel: str, loops: list[KeyLoop], threads: int) -> Iterator[str]:
             yield f"a key loop has {loop.scalars} scalar loads and {loop.vectors} of 16 bytes for {loop.tile_bytes}"
 
 
-def _key_loops(ttgir: str, ptx: str) -> list[KeyLoop]:
+def key_loops(ttgir: str, ptx: str) -> list[KeyLoop]:
+    """Return the key loops of a kernel, in their order."""
     bodies, compiled = _innermost(_ttgir_loops(ttgir), _PRODUCT), _innermost(_ptx_loops(ptx), _PTX_PRODUCT)
     return [_key_loop(*pair) for pair in zip(bodies, compiled, strict=True)]
 

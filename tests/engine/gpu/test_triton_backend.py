@@ -278,20 +278,22 @@ class TestBlocks:
 
     @pytest.mark.skipif(DEVICE.type != "cpu", reason="launches are counted under the interpreter")
     @pytest.mark.parametrize("direction", Direction)
+    @pytest.mark.parametrize(("size", "programs", "warps"), [(128, 4, 16), (4, 20, 1)])
     def test_many_blocks_are_swapped_by_one_launch_of_few_programs(
-        self, direction: Direction, monkeypatch: pytest.MonkeyPatch
+        self, direction: Direction, size: int, programs: int, warps: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Blocks of 64 KiB by 4 programs; of 2 KiB by one for each of the 20."""
         from triton.runtime.interpreter import InterpretedFunction
 
-        launched: list[tuple[int, ...]] = []
+        launched: list[tuple[tuple[int, ...], int]] = []
         plain = InterpretedFunction.run
 
         def run(kernel: Any, *arguments: Any, grid: tuple[int, ...], **named: Any) -> None:
-            launched.append(grid)
+            launched.append((grid, named["num_warps"]))
             plain(kernel, *arguments, grid=grid, **named)
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
-        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
+        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, size), 16, 40, torch.float32, host_blocks=40)
         assert backend.host_cache is not None
         source, target = backend.cache, backend.host_cache
         if direction is Direction.HOST_TO_DEVICE:
@@ -301,7 +303,7 @@ class TestBlocks:
         expected = torch.zeros_like(target)
         expected[2:41:2] = source[range(39, 0, -2)]
         assert torch.equal(target, expected)
-        assert launched == [(16,)]
+        assert launched == [((programs,), warps)]
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
         shapes = (LayerShape(3, 4, 4), LayerShape(2, 4, 6), LayerShape(1, 4, 4))

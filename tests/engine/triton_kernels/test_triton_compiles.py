@@ -15,12 +15,12 @@ from tests.engine.triton_case import make_triton_backend
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "engine" / "triton_kernels"
-# A launch is written as `kernel[(grid)](arguments)`.
-LAUNCH = re.compile(r"^ +(?:return )?(\w+)\[\(.*\)\]\(", re.MULTILINE)
+# A launch is written as `kernel[(grid)](arguments)`, or as `Launched(kernel, (grid), ...)` if it is repeated.
+LAUNCH = re.compile(r"^ +(?:return )?(\w+)\[\(.*\)\]\(|\bLaunched\(\s*(_\w+),", re.MULTILINE)
 
 
 def launched(*files: Path) -> set[str]:
-    return {name for file in files for name in LAUNCH.findall(file.read_text())}
+    return {name for file in files for found in LAUNCH.findall(file.read_text()) for name in found if name}
 
 
 SAMPLER = launched(*FOLDER.glob("sampling/*.py"))
