@@ -1,6 +1,6 @@
 """A Llama-shaped model with few launches: matrix products by torch, one fused kernel between them.
 
-transformers' modules take about forty launches for a layer, this takes ten. Intermediate values have the dtype of the
+transformers' modules take about forty launches for a layer, this takes nine. Intermediate values have the dtype of the
 weights, as in transformers.
 """
 

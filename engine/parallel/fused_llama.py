@@ -1,4 +1,4 @@
-"""Runs a rank's slice of a Llama-shaped model with few launches: twelve for a layer, two of which are collectives.
+"""Runs a rank's slice of a Llama-shaped model with few launches: eleven for a layer, two of which are collectives.
 
 A rank's product is rounded to the type of the weights, as every product is, before the ranks exchange it: half of the
 bytes of float32. Few rows are gathered, and the kernel that normalizes adds the parts of all ranks to the residual, in

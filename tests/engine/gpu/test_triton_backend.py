@@ -243,8 +243,11 @@ class TestRecorded:
             batch.ends.copy_(torch.tensor(lengths))
             work.partial_output.fill_(math.nan)
             backend.list_work(1, work, batch, 6, None)
-            backend.decode(1, query, output, batch, self.SINKS, work)
-            self.check(backend, batch, query, output, lengths)
+            for _layer in range(2):  # the second begins with the counters that the first leaves
+                output.fill_(7.0)
+                backend.decode(1, query, output, batch, self.SINKS, work)
+                self.check(backend, batch, query, output, lengths)
+                assert not work.arrived.any()
 
     @ON_A_GPU
     def test_a_graph_captured_once_is_replayed_for_any_lengths(self, backend: TritonBackend, batch: PagedBatch) -> None:
