@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from engine.attention.backend import PagedBatch
 from engine.attention.upload import IntegerType
-from engine.gpu.llama_weights import LlamaWeights
+from engine.gpu.llama_weights import DecoderWeights
 from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
@@ -52,7 +52,7 @@ class LlamaDecoder:
 
     integers: IntegerType = np.int64
 
-    def __init__(self, weights: LlamaWeights, backend: TritonBackend) -> None:
+    def __init__(self, weights: DecoderWeights, backend: TritonBackend) -> None:
         """Multiply by these weights, which stay where they are."""
         self._backend = backend
         self._weights = weights
@@ -64,7 +64,7 @@ class LlamaDecoder:
     @classmethod
     def of_model(cls, model: Any, backend: TritonBackend, context_tokens: int) -> Self:
         """Take over a model's weights: its modules share the fused tensors. Positions are below `context_tokens`."""
-        return cls(LlamaWeights.of(model, context_tokens), backend)
+        return cls(DecoderWeights.of(model, context_tokens), backend)
 
     def logits(
         self, token_ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, batch: PagedBatch

@@ -30,7 +30,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class LlamaWeights:
+class DecoderWeights:
     """All weights of a decoder with `heads` query heads.
 
     `rotations`: `[positions, head_size]` float32, cosines and then sines of each position's angles.
@@ -46,7 +46,7 @@ class LlamaWeights:
     head: torch.Tensor
 
     @classmethod
-    def of(cls, model: Any, context_tokens: int) -> "LlamaWeights":
+    def of(cls, model: Any, context_tokens: int) -> "DecoderWeights":
         """Take over a model's weights: its modules share the fused tensors. Positions are below `context_tokens`."""
         config = model.config
         return cls(

@@ -17,7 +17,7 @@ from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
-from engine.triton_kernels.repeated import Launched
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
 from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.tuning import MAX_HEAD_SIZE, Tuning, tuning_for
@@ -30,7 +30,7 @@ class _Listed:
 
     batch: PagedBatch
     work: dict[tuple[LayerShape, int, int | None], WorkList] = field(default_factory=dict)
-    launched: dict[object, list[Launched]] = field(default_factory=dict)
+    launched: dict[object, list[KernelLaunch]] = field(default_factory=dict)
 
 
 class TritonBackend(TensorBackend):
@@ -178,7 +178,7 @@ class TritonBackend(TensorBackend):
 
     def _launch(
         self, layer: int, query: torch.Tensor, output: torch.Tensor, batch: PagedBatch, factors: ScoreFactors
-    ) -> list[Launched]:
+    ) -> list[KernelLaunch]:
         heads, launched = query.shape[1], []
         work = self._work_of(layer, batch, heads, factors.window or None)
         if 1 in batch.fed:
@@ -196,7 +196,7 @@ class TritonBackend(TensorBackend):
         batch: PagedBatch,
         work: WorkList,
         factors: ScoreFactors,
-    ) -> list[Launched]:
+    ) -> list[KernelLaunch]:
         return decode(query, output, self.paged_layer(layer), batch, work, factors, self._tuning(layer, query.shape[1]))
 
     def _listed_for(self, batch: PagedBatch) -> "_Listed":

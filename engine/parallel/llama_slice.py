@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import Scoring
 from engine.attention.llama_shape import LlamaShape
-from engine.gpu.llama_weights import LayerWeights, LlamaWeights
+from engine.gpu.llama_weights import DecoderWeights, LayerWeights
 from engine.native.llama_weights import EMBEDDING, HEAD
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
@@ -25,7 +25,7 @@ class LlamaSlice:
     ranks: Ranks
     shape: LlamaShape
     tokens: slice
-    weights: LlamaWeights
+    weights: DecoderWeights
 
     @classmethod
     def read(cls, shape: LlamaShape, files: SlicedWeights, ranks: Ranks, context_tokens: int) -> "LlamaSlice":
@@ -37,7 +37,7 @@ class LlamaSlice:
         tokens = shard.part(shape.vocabulary)
         embedding = files.tensor(EMBEDDING, tokens)
         head = files.optional(HEAD, tokens)
-        weights = LlamaWeights(
+        weights = DecoderWeights(
             heads=shard.local_shape(shape).heads,
             head_size=shape.head_size,
             epsilon=shape.epsilon,

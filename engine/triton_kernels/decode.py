@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
-from engine.triton_kernels.repeated import Launched
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
@@ -30,7 +30,7 @@ def decode(
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
-) -> list[Launched]:
+) -> list[KernelLaunch]:
     """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
     `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launch does not
@@ -38,7 +38,7 @@ def decode(
     It can be repeated for another layer of the same shape and scoring, with its `attention_arguments`.
     """
     heads = query.shape[1]
-    attended = Launched(
+    attended = KernelLaunch(
         _decode,
         (tuning.programs,),
         attention_arguments(query, output, layer, factors),

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
-from engine.triton_kernels.repeated import Launched
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rounding import rounded, widened
 from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
@@ -34,7 +34,7 @@ def prefill(
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
-) -> list[Launched]:
+) -> list[KernelLaunch]:
     """Attend for sequences that feed more than one token, into their rows of `output`.
 
     `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launches can be
@@ -48,7 +48,7 @@ def prefill(
         "partial_sums": torch.empty(*parts, layer.value_size, dtype=torch.float32, device=query.device),
         "partial_weights": torch.empty(*parts, 2, dtype=torch.float32, device=query.device),
     }
-    attended = Launched(
+    attended = KernelLaunch(
         _prefill,
         (tiles, layer.kv_heads, splits),
         attention_arguments(query, output, layer, factors),
@@ -107,7 +107,7 @@ def _merge_parts(
     factors: ScoreFactors,
     tuning: Tuning,
     splits: int,
-) -> list[Launched]:
+) -> list[KernelLaunch]:
     """Merge the results of split tiles into their rows of `output`.
 
     `partial_sums`: `[tiles * kv_heads * splits, rows, value_size]` float32, not divided. `partial_weights`: the same
@@ -116,7 +116,7 @@ def _merge_parts(
     if splits == 1:
         return []
     programs = triton.cdiv(tuning.prefill.rows, _MERGED_ROWS)
-    merged = Launched(
+    merged = KernelLaunch(
         _merge,
         (len(work.tiles), layer.kv_heads, programs),
         {"output": output, "sinks": factors.sinks},

@@ -12,7 +12,7 @@ import torch
 Argument: TypeAlias = "torch.Tensor | int | float | None"
 
 
-class Launched:
+class KernelLaunch:
     """A launched kernel with its arguments, except the changing ones, which it does not keep alive."""
 
     def __init__(

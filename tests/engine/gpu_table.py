@@ -1,6 +1,7 @@
 """Writes docs/gpu-kernels.md: what two Tritons make of each kernel for absent GPUs, at Llama-3-8B's shape.
 
-`make gpu-compile` runs it. With the word `rows` it prints the rows of the Triton that Python finds, as JSON.
+`make gpu-compile` runs it. With the word `rows` it prints the rows of the Triton that Python finds, as JSON;
+with `few`, of few kernels.
 """
 
 import json
@@ -75,8 +76,8 @@ UNITS: dict[str, tuple[str, Callable[[Constants], int], bool]] = {
 }
 
 
-def rows(capabilities: Iterable[int]) -> list[Row]:
-    """Compile the kernels with the Triton that is installed."""
+def rows(capabilities: Iterable[int], *, few: bool = False) -> list[Row]:
+    """Compile the kernels with the Triton that is installed; the `few` are those without cache and sampler."""
     import torch
 
     from tests.engine.compile_for_gpu import SHAPES, compiling, cuobjdump, use, use_kernels_without_cache, use_sampler
@@ -111,9 +112,10 @@ def rows(capabilities: Iterable[int]) -> list[Row]:
 
     with compiling(report) as driver:
         for driver.capability in capabilities:
-            use(*next(one for one in SHAPES if one[0] == torch.bfloat16 and one[1].kv_heads == 8 and one[2] == 4))
             use_kernels_without_cache()
-            use_sampler(torch.bfloat16)
+            if not few:
+                use(*next(one for one in SHAPES if one[0] == torch.bfloat16 and one[1].kv_heads == 8 and one[2] == 4))
+                use_sampler(torch.bfloat16)
     return list(found.values())
 
 
@@ -141,13 +143,13 @@ def _each(resources: Any, code: Any, constants: Constants) -> tuple[str, float |
     return unit, round(counted * resources.threads / number(constants), 1)
 
 
-def rows_of(packages: Path | None, capabilities: Iterable[int]) -> tuple[str, list[Row]]:
+def rows_of(packages: Path | None, capabilities: Iterable[int], *words: str) -> tuple[str, list[Row]]:
     """Return the version of the Triton in a folder, None for the installed one, and its rows."""
     paths = [str(path) for path in (packages, ROOT, ROOT / "protos") if path]
     cache = default_cache().parent / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    command = [sys.executable, "-m", "tests.engine.gpu_table", "rows", *map(str, capabilities)]
+    command = [sys.executable, "-m", "tests.engine.gpu_table", "rows", *words, *map(str, capabilities)]
     printed = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     found = json.loads(printed)
     return found["triton"], [Row(**one) for one in found["rows"]]
@@ -197,7 +199,7 @@ def main() -> None:
     if "rows" in words:
         import triton
 
-        found_rows = [asdict(one) for one in rows(capabilities)]
+        found_rows = [asdict(one) for one in rows(capabilities, few="few" in words)]
         sys.stdout.write(json.dumps({"triton": triton.__version__, "rows": found_rows}))
         return
     found = dict(rows_of(folder, capabilities) for folder in (None, older(ROOT / "build" / f"triton-{OLDER}")))
