@@ -16,7 +16,7 @@ from tests.engine.triton_case import make_triton_backend
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "engine" / "triton_kernels"
 # A launch is written as `kernel[(grid)](arguments)`, or as `KernelLaunch(kernel, (grid), ...)` if it is repeated.
-LAUNCH = re.compile(r"^ +(?:return )?(\w+)\[\(.*\)\]\(|\bLaunched\(\s*(_\w+),", re.MULTILINE)
+LAUNCH = re.compile(r"^ +(?:return )?(\w+)\[\(.*\)\]\(|\bKernelLaunch\(\s*(_\w+),", re.MULTILINE)
 
 
 def launched(*files: Path) -> set[str]:
