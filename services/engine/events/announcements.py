@@ -1,4 +1,4 @@
-"""Tracks which keys a prompt can hit, from Step to Step.
+"""Tracks which keys a prompt can hit, and updates them after each Step.
 
 The key index of each tier records which keys it gained or may have lost (`KeyIndex.journal`). After a Step, the state
 of each of these keys is compared with what was announced, so the order of events within a Step does not matter.
@@ -114,7 +114,7 @@ class Announcements:
         return [Cleared(), *changes] if cleared else changes
 
     def snapshot(self) -> Generator[list[KeyChange], None, None]:
-        """Yield Cleared, then all announced keys in slices, parents first.
+        """Yield all announced keys in slices, parents first. The first slice clears what a follower has.
 
         The pool may change between two slices: each has the state of its own time. Whoever applies the slices and then
         all changes since the first one has the announced keys.

@@ -110,7 +110,7 @@ class EventPublisher:
 
     @property
     def protection(self) -> str:
-        """Say who can read the events."""
+        """Who can read the events, in words for the log."""
         if self._curve is None:
             return "in plain text, for whoever connects"
         return "encrypted, " + ("for the clients of a file" if self._curve.clients else "for whoever connects")

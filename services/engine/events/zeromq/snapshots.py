@@ -56,7 +56,7 @@ def make_room(stream: EventStream) -> None:
 
 
 def snapshot(stream: EventStream, asked: int) -> Generator[EventBatch | None, None, None]:
-    """Yield the state of a stream as batches whose last number is the last one of the stream as of now.
+    """Yield the state of a stream as batches. The last batch has the newest number of the stream.
 
     None ends a slice of work that fills no batch. `asked` is the number that the consumer wants next. Changes that are
     published meanwhile are in the state or not: whoever reads the snapshot applies the batches since its beginning
