@@ -136,6 +136,8 @@ def test_a_successor_of_a_killed_engine_announces_the_blocks_that_it_adopted(
     pool = ("--device-blocks", "64", "--host-blocks", "32", "--dtype", "float32")
     served = start_quire("--model", str(tiny_model("llama")), *pool, *events)
     served.generate(request())
+    # The last block, with the first 8 tokens of the answer, is announced after the answer's end.
+    wait_until(lambda: len(announced(replay)) == WHOLE // 16 + 1, "13 blocks are announced")
     before = announced(replay)
     assert chain(before) == PROMPT[:WHOLE]
     kill_engine(served)
