@@ -27,6 +27,11 @@ class Cursor(NamedTuple):
         """Whether more than the last token is not computed."""
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether no answer of the block manager has granted room for its next token."""
+        return self.start >= self.sequence.room
+
 
 def decoding_alone(group: Group) -> Sequence | None:
     """Return the only sequence of a group, as nearly all have one, if just its last token is not computed."""
