@@ -20,6 +20,7 @@ from engine.schedule.outputs import Output, Outputs, Started
 from engine.schedule.planning.prefill_order import PrefillOrder
 from engine.schedule.planning.step_work import (
     Cursor,
+    can_compute,
     decoding_alone,
     decoding_work,
     list_gangs,
@@ -38,9 +39,9 @@ from engine.schedule.pool.releases import Releases
 from engine.schedule.publisher import Publisher
 from engine.schedule.request import Failure, FinishReason
 from engine.schedule.request_queue import RequestQueue
-from engine.schedule.sequence_group import Group, Sequence
+from engine.schedule.sequence_group import Group
 from engine.schedule.speculation.speculator import Speculator
-from engine.schedule.step_plan import PENDING_TOKEN, Sampled, StepPlan, Work
+from engine.schedule.step_plan import Sampled, StepPlan, Work
 
 
 class IdleReason(Enum):
@@ -143,7 +144,8 @@ class Scheduler:
 
         `connected`: a Step can be sent to the block manager.
         """
-        if self._can_compute():
+        groups = runnable(self._queue, self.requests.now, step_in_flight=self.step_in_flight)
+        if self._blocks.has_copies or can_compute(groups, self.limits.token_budget):
             return None
         if self.empty:
             return IdleReason.EMPTY
@@ -180,7 +182,7 @@ class Scheduler:
             return self.plan(now)  # again, without the failed groups
         if not work and not self._blocks.has_copies:
             return None
-        return self._planned(StepPlan(self.totals.steps + 1, self._blocks.take_copies(), tuple(work)))
+        return self._queue.count_step(StepPlan(self.totals.steps + 1, self._blocks.take_copies(), tuple(work)), now)
 
     def _decode(self, groups: Items[Group]) -> tuple[list[Work], list[Group]]:
         """Return the work of groups with one sequence that decodes, as nearly all have; and the other groups."""
@@ -190,7 +192,7 @@ class Scheduler:
             if (sequence := decoding_alone(group)) is None:
                 others.append(group)
             elif sequence.lacks_room:
-                self._count_skipped(sequence)
+                self._blocks.count_skipped(sequence)
             else:
                 try:
                     work.append(decoding_work(sequence))
@@ -206,34 +208,12 @@ class Scheduler:
         if not fed and budget > 0:
             for cursor in gang:
                 if cursor.lacks_room or len(gang) > 1:
-                    self._count_skipped(cursor.sequence)
+                    self._blocks.count_skipped(cursor.sequence)
         try:
             work += [work_of(cursor, count) for cursor, count in zip(gang, fed, strict=False)]
         except Exception as fault:
             self._endings.record_fault(gang[0].sequence.group, fault)
         return sum(fed)
-
-    def _count_skipped(self, sequence: Sequence) -> None:
-        self.totals.count_skipped(self._blocks.awaits_blocks(sequence))
-
-    def _planned(self, plan: StepPlan) -> StepPlan:
-        """Count a planned step."""
-        self.totals.count_step(plan.step, len(plan.work))
-        for work in plan.work:
-            if work.token_ids is not PENDING_TOKEN:  # else it takes part in the step before, too
-                stats = self._queue.sequence(work.sequence).group.stats
-                if stats.scheduled_at is None:
-                    stats.schedule(self.requests.now)
-        return plan
-
-    def _can_compute(self) -> bool:
-        """Return whether the next step would make copies, or compute a token."""
-        if self._blocks.has_copies:
-            return True
-        groups = runnable(self._queue, self.requests.now, step_in_flight=self.step_in_flight)
-        gangs, prompts = list_gangs(groups, {})
-        budget = self.limits.token_budget
-        return any(token_counts(gang, budget) for gang in [*gangs, *([cursor] for cursor in prompts)])
 
     def plan_ahead(self, plan: StepPlan) -> StepPlan | None:
         """Plan the step after `plan`, which is in flight; None if that is impossible or `ahead` is off."""
@@ -244,7 +224,7 @@ class Scheduler:
         """Return the valid part of a step planned ahead, after the tokens before it were sampled."""
         self.requests.fail_expired(now)
         valid = self._steps_ahead.still_valid(ahead)
-        return self.adopt(ahead, now) if self._endings.fail_faulty() else self._planned(valid)
+        return self.adopt(ahead, now) if self._endings.fail_faulty() else self._queue.count_step(valid, now)
 
     def publish(self, plan: StepPlan, results: list[Sampled], now: float) -> None:
         """Process the results of a step: lengths, scores, tokens, and requests that end."""

@@ -119,6 +119,12 @@ def token_counts(gang: list[Cursor], budget: int) -> list[int]:
     return found if budget >= len(gang) and min(found) > 0 else []
 
 
+def can_compute(groups: Iterable[Group], budget: int) -> bool:
+    """Return whether the next step of these groups would compute a token."""
+    gangs, prompts = list_gangs(groups, {})
+    return any(token_counts(gang, budget) for gang in [*gangs, *([cursor] for cursor in prompts)])
+
+
 def work_of(cursor: Cursor, count: int) -> Work:
     """Return the work that schedules `count` tokens of a sequence."""
     sequence, end = cursor.sequence, cursor.start + count
