@@ -27,7 +27,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
+.PHONY: help demo serve test test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first gpu-compile dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -145,6 +145,9 @@ gpu-check: ## run checks and measurements on a GPU with PYTHON; DRY=1: small cas
 
 gpu-first: ## run call CALL of the first half hour on a GPU, 1 to 3, each within ten minutes; DRY=1 as above
 	$(ON_A_GPU) -m bench.gpu_check.calls $(CALL) $(if $(filter 1,$(DRY)),--dry) $(ARGS)
+
+gpu-compile: .venv/installed ## compile the kernels for absent GPUs with two Tritons, and write docs/gpu-kernels.md
+	$(BIN)/python -m tests.engine.gpu_table $(ARGS)
 
 dry-gpu-check: .venv/installed ## run the small cases of gpu-check and gpu-first with older packages, and check their coverage
 	$(BIN)/pytest tests/gpu_check $(ARGS)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("blocks", "engine", "kvmanager", "services", "bench", "deploy", "helm", "simulation")
-MAX_FILES, MAX_LINES, MAX_METHODS = 16, 400, 25
+MAX_FILES, MAX_LINES, MAX_METHODS = 24, 600, 25
 MAX_MEDIAN, MAX_P90 = 7, 16
 
 # Class names are unique within each entry; those of `blocks` in the whole tree.
@@ -64,14 +64,14 @@ def methods(node: ast.ClassDef) -> int:
     return sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
 
 
-def test_no_folder_has_more_than_16_files() -> None:
+def test_no_folder_has_more_than_24_files() -> None:
     folders: dict[Path, int] = defaultdict(int)
     for path in files():
         folders[path.parent] += 1
     assert {str(folder): count for folder, count in folders.items() if count > MAX_FILES} == {}
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     lengths = {str(path): text.count("\n") for path, text in files().items()}
     assert {path: lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
 

@@ -1,6 +1,7 @@
 """The GPU backend: Triton kernels that read blocks in place and plan their work on the device."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,10 +17,20 @@ from engine.triton_kernels.cache_write import write_cache
 from engine.triton_kernels.decode import decode
 from engine.triton_kernels.paged_layer import PagedLayer
 from engine.triton_kernels.prefill import prefill
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
-from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.tuning import MAX_HEAD_SIZE, Tuning, tuning_for
 from engine.triton_kernels.work_list import WorkList, list_work, tile_count
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What layers of one batch share: work lists by shape, heads and window, and the launches of equal layers."""
+
+    batch: PagedBatch
+    work: dict[tuple[LayerShape, int, int | None], WorkList] = field(default_factory=dict)
+    launched: dict[object, list[KernelLaunch]] = field(default_factory=dict)
 
 
 class TritonBackend(TensorBackend):
@@ -47,7 +58,7 @@ class TritonBackend(TensorBackend):
             )
         super().__init__(geometry, block_size, device_blocks, dtype, device or torch.device("cuda"), host_blocks)
         self._tunings: dict[tuple[int, int], Tuning] = {}
-        self._listed: tuple[PagedBatch, dict[tuple[LayerShape, int, int | None], WorkList]] | None = None
+        self._listed: _Listed | None = None
 
     def part_shape(self, kv_heads: int, size: int) -> tuple[int, ...]:
         """Return (KV heads, slots, head size)."""
@@ -98,13 +109,15 @@ class TritonBackend(TensorBackend):
 
         `[rows, heads, key_size]` and `[rows, heads, value_size]` in the cache's dtype, `output` contiguous.
         """
-        heads = query.shape[1]
-        work = self._work_of(layer, batch, heads, scoring.window)
-        if 1 in batch.fed:
-            self.decode(layer, query, output, batch, scoring, work)
-        if len(work.tiles):
-            tuning = self._tuning(layer, heads)
-            prefill(query, output, self.paged_layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
+        listed, factors = self._listed_for(batch), ScoreFactors.of(scoring)
+        shape = self.geometry.layers[layer]
+        key = (shape, query.shape[1], query.stride(), factors._replace(sinks=None), factors.sinks is None)
+        if key in listed.launched:
+            arguments = attention_arguments(query, output, self.paged_layer(layer), factors)
+            for one in listed.launched[key]:
+                one.again(arguments)
+        else:
+            listed.launched[key] = self._launch(layer, query, output, batch, factors)
 
     def work_list(self, layer: int, sequences: int, heads: int, tiles: int = 0) -> WorkList:
         """Allocate a work list for `sequences` sequences of any length and `tiles` tiles of prompts.
@@ -134,8 +147,7 @@ class TritonBackend(TensorBackend):
 
         The work must have been listed for this batch and window, and a layer of this shape.
         """
-        tuning = self._tuning(layer, query.shape[1])
-        decode(query, output, self.paged_layer(layer), batch, work, ScoreFactors.of(scoring), tuning)
+        self._decode(layer, query, output, batch, work, ScoreFactors.of(scoring))
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy all pairs in one launch."""
@@ -154,11 +166,47 @@ class TritonBackend(TensorBackend):
         # Allocated on the current stream, as is the launch that reads it, so that it may be dropped after the launch.
         return upload(np.array(copies, dtype=np.int64), torch.int64, self.cache.device)
 
+    def resize(self, device_blocks: int) -> None:
+        """Replace the cache by one of another size, without its contents. Recorded steps must not use the old one."""
+        self._listed = None  # its launches keep the cache
+        super().resize(device_blocks)
+
+    def use(self, cache: torch.Tensor, host_cache: torch.Tensor | None) -> None:
+        """Use other tensors of the same shapes and types from now on. Recorded steps must not use the old ones."""
+        self._listed = None
+        super().use(cache, host_cache)
+
+    def _launch(
+        self, layer: int, query: torch.Tensor, output: torch.Tensor, batch: PagedBatch, factors: ScoreFactors
+    ) -> list[KernelLaunch]:
+        heads, launched = query.shape[1], []
+        work = self._work_of(layer, batch, heads, factors.window or None)
+        if 1 in batch.fed:
+            launched += self._decode(layer, query, output, batch, work, factors)
+        if len(work.tiles):
+            tuning = self._tuning(layer, heads)
+            launched += prefill(query, output, self.paged_layer(layer), batch, work, factors, tuning)
+        return launched
+
+    def _decode(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        batch: PagedBatch,
+        work: WorkList,
+        factors: ScoreFactors,
+    ) -> list[KernelLaunch]:
+        return decode(query, output, self.paged_layer(layer), batch, work, factors, self._tuning(layer, query.shape[1]))
+
+    def _listed_for(self, batch: PagedBatch) -> "_Listed":
+        if self._listed is None or self._listed.batch is not batch:
+            self._listed = _Listed(batch)
+        return self._listed
+
     def _work_of(self, layer: int, batch: PagedBatch, heads: int, window: int | None) -> WorkList:
         """Return the work list of a batch, filled by the first of the layers with this one's shape and window."""
-        if self._listed is None or self._listed[0] is not batch:
-            self._listed = (batch, {})
-        lists = self._listed[1]
+        lists = self._listed_for(batch).work
         shape = self.geometry.layers[layer]
         if (shape, heads, window) not in lists:
             tiles = tile_count(batch, heads // shape.kv_heads, self._tuning(layer, heads))

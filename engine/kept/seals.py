@@ -33,6 +33,11 @@ assert SEAL.itemsize == 72, "the layout of kept memory depends on it"
 # Key, depth, resets, generation, checksum, block.
 _SAID = Struct(f"<{KEY_BYTES}sIIIQI")
 
+# The fields of a seal that are written together, and where they begin: numpy takes twenty times as long to store them.
+_KEY, _STATE, _NUMBERS, _CHECKSUMS = Struct(f"<{KEY_BYTES}s"), Struct("<I"), Struct("<III"), Struct("<QQ")
+_OFFSETS = {name: offset for name, (_, offset, *_) in (SEAL.fields or {}).items()}
+_STATE_AT, _NUMBERS_AT, _CHECKSUMS_AT = _OFFSETS["state"], _OFFSETS["depth"], _OFFSETS["checksum"]
+
 MOST = (1 << 31) - 1
 """More processes and resets than a memory can have."""
 
@@ -53,6 +58,9 @@ class SealState(IntEnum):
     """An audit or the engine took it out of circulation."""
 
 
+_OPEN, _SEALED, _WITHHELD = map(int, SealState)
+
+
 class Sealing(NamedTuple):
     """The contents of a block that is sealed: its key, the blocks before it in its chain, and the resets before it.
 
@@ -71,6 +79,7 @@ class Seals:
     def __init__(self, memory: memoryview | bytearray, blocks: int) -> None:
         """Take `seal_bytes(blocks)` bytes, which hold seals, or zeros for open ones."""
         self._seals: npt.NDArray[Any] = np.frombuffer(memory, SEAL, blocks + 1)
+        self._bytes: Any = self._seals.view(np.uint8)  # what struct can pack into
         self._state = self._seals["state"]
         self._stamp = self._seals["stamp"]
         self._checksum = self._seals["checksum"]
@@ -102,20 +111,21 @@ class Seals:
 
     def open(self, blocks: Sequence[int]) -> None:
         """Break the seals of blocks that will be written to. Withheld blocks stay withheld."""
-        self._state[[block for block in blocks if self._state[block] == SealState.SEALED]] = SealState.OPEN
+        state = self._state
+        state[[block for block in blocks if state.item(block) == _SEALED]] = _OPEN
         self._stamp[list(blocks)] = 0
 
     def seal(self, block: int, sealing: Sealing) -> None:
         """Seal a block whose contents are complete. A withheld one stays so."""
-        if self._state[block] == SealState.WITHHELD:
+        memory, at = self._bytes, block * SEAL.itemsize
+        if _STATE.unpack_from(memory, at + _STATE_AT)[0] == _WITHHELD:
             return
-        one = self._seals[block]
-        one["state"] = SealState.OPEN
-        one["key"] = np.frombuffer(sealing.key, np.uint8)
-        one["depth"], one["resets"] = sealing.depth, sealing.resets
-        one["generation"], one["checksum"] = self.generation, sealing.checksum
-        one["own"] = self._own(block, sealing, self.generation)
-        one["state"] = SealState.SEALED
+        _STATE.pack_into(memory, at + _STATE_AT, _OPEN)
+        _KEY.pack_into(memory, at, sealing.key)
+        _NUMBERS.pack_into(memory, at + _NUMBERS_AT, sealing.depth, sealing.resets, self.generation)
+        own = self._own(block, sealing, self.generation)
+        _CHECKSUMS.pack_into(memory, at + _CHECKSUMS_AT, sealing.checksum, own)
+        _STATE.pack_into(memory, at + _STATE_AT, _SEALED)
 
     def _own(self, block: int, sealing: Sealing, generation: int) -> int:
         key, depth, resets, checksum = sealing

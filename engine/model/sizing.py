@@ -14,9 +14,9 @@ from engine.errors import ModelUnsupported
 # logits (RecordedSizes). Not measured on a GPU. It holds their activations too: all sizes of Llama-3-8B with 256
 # sequences have 46 MB in common, with 1,024 they have 184 MB; recorded prompts of up to 256 tokens add 10 MB.
 RECORDED_SHARE = 0.02
-# Besides the output, in float32: a rank's part of the logits, padded; those of all ranks; and these side by side.
+# Of several ranks, besides the output: a rank's part of the logits; those of all ranks; and with the modules of
+# transformers these side by side.
 _GATHERED_LOGITS = 3
-_FLOAT32_BYTES = 4
 # Of a sequence in a recorded step: token, position, slot, place of its logits (8 each), end and first token (4 each).
 _INPUT_BYTES = 40
 _TABLE_ENTRY_BYTES = 4
@@ -89,7 +89,7 @@ class StepSizes:
 class RecordedSizes:
     """The numbers that determine what recorded decoding steps keep: the largest batch, and the blocks of a sequence.
 
-    Logits have elements of `element_bytes`; several `ranks` gather theirs in float32.
+    Logits have elements of `element_bytes`; several `ranks` gather theirs.
     """
 
     sequences: int
@@ -114,8 +114,7 @@ class RecordedSizes:
 
     @property
     def _logits(self) -> int:
-        element_bytes = _FLOAT32_BYTES if self.ranks > 1 else self.element_bytes
-        return self.sequences * self.vocabulary_size * element_bytes
+        return self.sequences * self.vocabulary_size * self.element_bytes
 
 
 @dataclass(frozen=True)

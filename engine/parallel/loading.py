@@ -35,6 +35,7 @@ from engine.native.formats.gguf.file import gguf_of
 from engine.native.formats.image_text import image_text_type
 from engine.native.formats.quantized.methods import scheme_of
 from engine.parallel.llama import ParallelLlama
+from engine.parallel.llama_slice import LlamaSlice
 from engine.parallel.ranks import Ranks
 from engine.parallel.shard import Shard
 from engine.parallel.sliced_weights import SlicedWeights
@@ -99,7 +100,7 @@ class ModelFolder:
             shape=shape,
         )
         context = loaded.context_tokens
-        return ModelSlice(loaded, lambda backend: ParallelLlama(shape, weights, backend, ranks, context))
+        return ModelSlice(loaded, lambda backend: _decoder(LlamaSlice.read(shape, weights, ranks, context), backend))
 
     def _modules(self, ranks: Ranks, dtype: torch.dtype) -> ModelSlice:
         model = AutoModelForCausalLM.from_pretrained(
@@ -126,6 +127,16 @@ class ModelFolder:
 
     def _fingerprint_of(self, dtype: torch.dtype) -> str:
         return f"{self.fingerprint}-{str(dtype).removeprefix('torch.')}"
+
+
+def _decoder(own: LlamaSlice, backend: AttentionBackend) -> Decoder:
+    if not hasattr(backend, "write_rotated"):  # no import of Triton, which a CPU may lack
+        return ParallelLlama(own, backend)
+    from engine.gpu.triton_backend import TritonBackend
+    from engine.parallel.fused_llama import FusedParallelLlama
+
+    assert isinstance(backend, TritonBackend), "no other rotates"
+    return FusedParallelLlama(own, backend)
 
 
 @contextmanager

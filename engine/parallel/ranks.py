@@ -26,8 +26,11 @@ class Ranks(Protocol):
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in place of `values`."""
 
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all ranks, `[ranks, *shape]`, at each of them. They are contiguous."""
+
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the `[rows, columns]` values of all ranks side by side at rank 0, and this rank's at the others."""
+        """Return the values of all ranks, `[ranks, *shape]`, at rank 0, and `[1, *shape]` its own at another."""
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         """Return rank 0's values, in place of `values`."""
@@ -49,9 +52,13 @@ class OneRank:
         """Return the values."""
         return values
 
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values as those of all ranks."""
+        return values[None]
+
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values."""
-        return values
+        """Return the values as those of all ranks."""
+        return values[None]
 
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values."""
@@ -65,6 +72,9 @@ class OneRank:
         """Return the value."""
         return value
 
+
+# Its new name in torch 2.13, which warns of the old one.
+_all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -136,15 +146,21 @@ class TorchRanks:
         return values
 
     @_collective
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all ranks, `[ranks, *shape]`, at each of them. They are contiguous."""
+        gathered = values.new_empty(self.size, *values.shape)
+        _all_gather(gathered.flatten(0, 1), values)
+        return gathered
+
+    @_collective
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the `[rows, columns]` values of all ranks side by side at rank 0, and this rank's at the others."""
-        values = values.contiguous()
+        """Return the values of all ranks, `[ranks, *shape]`, at rank 0, and `[1, *shape]` its own at another."""
         if self.rank:
             distributed.gather(values)
-            return values
-        parts = [torch.empty_like(values) for _ in range(self.size)]
-        distributed.gather(values, parts)
-        return torch.cat(parts, dim=1)
+            return values[None]
+        gathered = values.new_empty(self.size, *values.shape)
+        distributed.gather(values, list(gathered))
+        return gathered
 
     @_collective
     def broadcast(self, values: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from engine.gpu.copy_stream import CopyStream, copy_stream_for
 from engine.kinds.kinds_backend import backends_of
 from engine.model.decoder import Decoder
 from engine.run.block_copies import BlockCopies
+from engine.run.steady_decoding import Columns, SteadyDecoding, SteadyInputs
 from engine.schedule.step_plan import PENDING, PENDING_TOKEN, StepPlan, Work
 
 _NONE = np.zeros(0, dtype=np.int64)
@@ -40,6 +41,8 @@ class ForwardPass:
         self._on_host = device.type == "cpu"
         self._narrow = self._on_host and decoder.integers is np.int32
         self._latest = _NO_TOKENS
+        self.columns: Columns | None = None  # of the latest step, if the decoder is native
+        self._steady: SteadyDecoding | None = None  # its inputs, if the next step may continue it
         kinds = backends_of(backend)
         self._tables = [BlockTables(device) for _ in kinds]
         stream = copy_stream or copy_stream_for(device)
@@ -60,7 +63,10 @@ class ForwardPass:
 
     def keep(self, work: Sequence[Work], tokens: torch.Tensor) -> None:
         """Keep the sampled tokens of the latest step, `[samples]` int64 on the device, for the step after it."""
-        sequences = [item.sequence for item in work if item.samples for _ in item.sample_indices]
+        if self._steady is not None:
+            sequences = self._steady.sequences
+        else:
+            sequences = tuple([item.sequence for item in work if item.samples for _ in item.sample_indices])
         self._latest = _LatestTokens(sequences, tokens, tokens.numpy() if self._on_host else _NONE)
 
     def forget(self) -> None:
@@ -69,6 +75,30 @@ class ForwardPass:
 
     def logits(self, work: tuple[Work, ...]) -> torch.Tensor:
         """Return `[rows, vocabulary]` logits: for each work, rows that score its prompt, then one for each sample."""
+        if not self._narrow or len(self._tables) > 1:
+            return self._decoder.logits(*self._inputs(work))
+        self.columns = columns = Columns.of(work)
+        steady, self._steady = self._steady, None
+        if steady is not None and steady.is_followed_by(columns) and self._advance(steady, columns, work):
+            inputs = steady.inputs
+        else:
+            inputs = self._inputs(work)
+            steady = SteadyDecoding(columns, inputs) if columns.decodes else None
+        logits = self._decoder.logits(*inputs)
+        self._steady = steady  # only now: a step that has failed is not continued
+        return logits
+
+    def _advance(self, steady: SteadyDecoding, columns: Columns, work: tuple[Work, ...]) -> bool:
+        """Change the inputs of the latest step to those of the next one, unless its tokens are not known."""
+        if columns.pending and self._latest.sequences != columns.sequence:
+            return False
+        tables = None
+        if columns.block_table != steady.tables:
+            tables = self._tables[0].select(self._tables[0].update(work), ())
+        steady.advance(columns, self._latest.on_host.tolist() if columns.pending else (), tables)
+        return True
+
+    def _inputs(self, work: tuple[Work, ...]) -> SteadyInputs:
         tokens = [item.token_ids for item in work]
         layout = _layout(tuple(map(len, tokens)), tuple([len(item.sample_indices) * item.samples for item in work]))
         found = [tables.update(work, kind) for kind, tables in enumerate(self._tables)]
@@ -93,7 +123,7 @@ class ForwardPass:
         batch = replace(batches[0], windows=tuple(batches[1:])) if len(batches) > 1 else batches[0]
         if not self._on_host:
             token_ids = self._with_pending(token_ids, list(on_device))
-        return self._decoder.logits(token_ids, position_ids, logit_places, batch)
+        return SteadyInputs(token_ids, position_ids, logit_places, batch)
 
     def _slots(
         self, kind: int, rows: NDArray[np.int64], positions: NDArray[np.int64], layout: "_Layout"
@@ -112,7 +142,7 @@ class ForwardPass:
         those in their order, as most steps do, nothing but an empty array.
         """
         pending = tokens.count(PENDING_TOKEN)
-        if pending == len(work) and self._latest.sequences == [item.sequence for item in work]:
+        if pending == len(work) and self._latest.sequences == tuple([item.sequence for item in work]):
             return [self._latest.on_host]
         token_ids = np.array(list(chain.from_iterable(tokens)), dtype=np.int64)
         if not pending:

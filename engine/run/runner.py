@@ -15,11 +15,12 @@ from engine.model.decoder import Decoder, ModulesDecoder
 from engine.model.loaded import LoadedModel
 from engine.run.continuations import continuations
 from engine.run.forward import ForwardPass
-from engine.run.isolation import sample_separately
 from engine.run.logprobs import Scores, score
 from engine.run.sample_timer import Mark, SampleTimer, seconds_between
 from engine.run.samplers import Sampler, StepSampler, TorchSampler
-from engine.run.sampling import Draw
+from engine.run.sampling import Draw, likeliest
+from engine.run.steady_decoding import Columns
+from engine.schedule.request import Sampling
 from engine.schedule.step_plan import Done, Launched, Sampled, StepPlan, Work
 
 _TORCH = TorchSampler()
@@ -51,20 +52,26 @@ class ModelRunner:
         self._timer = SampleTimer(self._device, clock)
         self._share = share
         self._sampler = sampler or _TORCH
+        self._is_cpu = self._device.type == "cpu"
+        self._sampling: tuple[Sampling, ...] = ()  # of the latest step without rules and scores,
+        self._is_greedy = True  # and whether all of it is greedy
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Start block copies and the forward pass, behind the steps launched before. Raises CopyFailed.
 
         On a GPU all work is queued on the current stream; a step with beams has ended when this returns.
         """
-        with on_device(self._device):
+        if self._is_cpu and torch.is_inference_mode_enabled():  # on the engine's thread it always is
+            return self._launch(plan)
+        with torch.inference_mode(), on_device(self._device):
             return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> Launched:
         logits = self._pass.run(plan)
         if logits is None:
             return Done([])
+        if (columns := self._pass.columns) is not None and self._takes_likeliest(columns):
+            return self._of_likeliest(logits, plan)
         started, sampler = self._timer.mark(), StepSampler(self._sampler)
         rows = None if all(map(is_plain, plan.work)) else [row for item in plan.work for row in _rows(item)]
         if rows and any(row.beam for row in rows):
@@ -82,6 +89,21 @@ class ModelRunner:
         if rows is None or scores is None:
             return _DeviceTokens(started, self._timer.mark(), downloaded)
         return _ScoredTokens(started, self._timer.mark(), downloaded, rows, scores)
+
+    def _takes_likeliest(self, columns: Columns) -> bool:
+        """Return whether each row's result is its likeliest token and nothing else."""
+        if not columns.has_bare_tokens:
+            return False
+        if columns.sampling != self._sampling:
+            self._sampling, self._is_greedy = columns.sampling, all(one.greedy for one in columns.sampling)
+        return self._is_greedy
+
+    def _of_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> Launched:
+        """Return a step that takes the likeliest tokens of logits on a CPU."""
+        started = self._timer.mark()
+        tokens = likeliest(logits)
+        self._keep(plan.work, tokens)
+        return _DeviceTokens(started, self._timer.mark(), Download(tokens))
 
     @torch.inference_mode()
     def forward(self, work: tuple[Work, ...]) -> torch.Tensor:
@@ -172,6 +194,30 @@ def _results_of(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _
         return outcomes(logits, work, sampler)
     except Exception as failure:
         return sample_separately(logits, work, partial(outcomes, sampler=sampler), failure)
+
+
+def sample_separately(
+    logits: torch.Tensor, work: Sequence[Work], sampler: Callable[..., list[Sampled]], failure: Exception
+) -> list[Sampled]:
+    """Return the results of a step whose batched sampling raised `failure`: each request is sampled separately.
+
+    Rows are independent, so the other requests get the same tokens. The Sampled of a failed request has the fault.
+    Raises `failure` if even an argmax fails, because then the device failed.
+    """
+    try:
+        logits.argmax(dim=-1).tolist()
+    except Exception:
+        raise failure from None
+    results: list[Sampled] = []
+    first = 0
+    for item in work:
+        rows = logits[first : first + item.outcomes]
+        first += item.outcomes
+        try:
+            results += sampler(rows, [item])
+        except Exception as fault:
+            results += [Sampled(0, fault=fault)] * item.outcomes
+    return results
 
 
 def outcomes(logits: torch.Tensor, work: Sequence[Work], sampler: Sampler = _TORCH) -> list[Sampled]:

@@ -15,11 +15,12 @@ class SampleTimer:
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         """`clock` returns seconds; it is unused on a GPU."""
         self._device = device
+        self._is_gpu = device.type == "cuda"
         self._clock = clock
 
     def mark(self) -> Mark:
         """Record a mark behind all work launched so far."""
-        if self._device.type != "cuda":
+        if not self._is_gpu:
             return self._clock()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))  # by default a stream of the thread's current device

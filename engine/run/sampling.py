@@ -62,17 +62,17 @@ def sample_on_device(
         logits = apply_rules(logits, [draw.rules for draw in draws])
     random_rows = [row for row, draw in enumerate(draws) if not draw.sampling.greedy]
     if not random_rows:
-        return _likeliest(logits)
+        return likeliest(logits)
     rows, drawn = upload(random_rows, torch.int64, logits.device), [draws[row] for row in random_rows]
     tokens = (sample_rows or _sample_rows)(logits, rows, drawn)
     if len(random_rows) == len(draws):
         return tokens
-    chosen = _likeliest(logits)
+    chosen = likeliest(logits)
     chosen[rows] = tokens
     return chosen
 
 
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
     """Return the `[rows]` int64 argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)

@@ -19,6 +19,7 @@ class LiveRequests:
 
     def __init__(self, queue: RequestQueue, view: PoolView, pins: Pins, endings: RequestEndings) -> None:
         self.draining = False
+        self.now = 0.0  # as of the latest plan
         self._earliest_deadline = inf  # of all live requests, or earlier
         self._queue = queue
         self._view = view
@@ -138,7 +139,8 @@ class LiveRequests:
             self._endings.fail(group, failure, detail)
 
     def fail_expired(self, now: float) -> None:
-        """Fail the requests whose deadline has passed."""
+        """Fail the requests whose deadline has passed; called for each plan."""
+        self.now = now
         if now < self._earliest_deadline:
             return
         live = [group for group in self._all() if group.request.deadline is not None]

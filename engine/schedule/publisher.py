@@ -5,7 +5,6 @@ from itertools import islice
 
 from blocks import FreeReason
 from engine.schedule.endings import RequestEndings
-from engine.schedule.isolated_requests import IsolatedRequests
 from engine.schedule.outputs import Outputs, Scored, Tokens
 from engine.schedule.pool.releases import Releases
 from engine.schedule.request import FinishReason
@@ -22,14 +21,12 @@ class Publisher:
         self,
         queue: RequestQueue,
         releases: Releases,
-        isolation: IsolatedRequests,
         endings: RequestEndings,
         outputs: Outputs,
         speculator: Speculator | None = None,
     ) -> None:
         self._queue = queue
         self._releases = releases
-        self._isolation = isolation
         self._endings = endings
         self._outputs = outputs
         self._speculator = speculator
@@ -151,7 +148,7 @@ class Publisher:
     def _count_generated(self, group: Group, tokens: int, now: float) -> None:
         self._queue.totals.count_generated(tokens)
         if group.isolated:
-            self._isolation.on_token(group)
+            group.end_isolation_at_token()
         group.stats.count_token(now)
 
     def _advance_beams(self, group: Group, found: list[Sampled], now: float) -> None:

@@ -14,6 +14,7 @@ from engine.schedule.limits import Limits
 from engine.schedule.request import OrderKey
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.stats import SchedulerTotals
+from engine.schedule.step_plan import PENDING_TOKEN, StepPlan
 
 
 class RequestQueue:
@@ -108,6 +109,16 @@ class RequestQueue:
     def _stop_waiting(self, group: Group) -> None:
         self.waiting.remove(group)
         self._all_queued_tokens -= self._queued_tokens.pop(group)
+
+    def count_step(self, plan: StepPlan, now: float) -> StepPlan:
+        """Count a planned step, and return it."""
+        self.totals.count_step(plan.step, len(plan.work))
+        for work in plan.work:
+            if work.token_ids is not PENDING_TOKEN:  # else it takes part in the step before, too
+                stats = self.sequence(work.sequence).group.stats
+                if stats.scheduled_at is None:
+                    stats.schedule(now)
+        return plan
 
     # Lookups.
 

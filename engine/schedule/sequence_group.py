@@ -69,6 +69,11 @@ class Sequence:
         return self.group.end_of(self) - self.computed
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether no answer of the block manager has granted room for its next token."""
+        return self.computed >= self.room
+
+    @property
     def schedulable_tokens(self) -> int:
         """Number of tokens that can be scheduled next.
 
@@ -199,7 +204,8 @@ class Group:
     `beams` is the state of a search, and `answers` its result. `common` counts the leading tokens that the trunk
     computes for all samples, before the fork or the end. `scored` counts the leading prompt tokens whose
     log-probabilities are output; the first token has none. `links` identify blocks of its prompt, see `PrefixClaims`.
-    While `isolated`, no other group takes part in its steps; `isolated_since` is the time of the first of these.
+    While `isolated`, no other group takes part in its steps; `isolated_since` is the time of the first of these, and
+    `start_taken` whether its Started was taken for delivery, before which it has none: see `engine.schedule.isolation`.
     """
 
     id: int
@@ -214,6 +220,7 @@ class Group:
     forked: bool = False
     isolated: bool = False
     isolated_since: float | None = None
+    start_taken: bool = False
     stats: RequestStats = field(default_factory=RequestStats)
     failure: Failure | None = None
     detail: str = ""
@@ -383,6 +390,26 @@ class Group:
         if self.beams:
             self.beams.abandon()
             self.answers = []
+
+    # Isolation.
+
+    def mark_start_taken(self) -> None:
+        """Record that its Started was taken for delivery."""
+        self.start_taken = True
+
+    def begin_isolation(self, now: float) -> None:
+        """Record its first step alone, if this is the first one."""
+        if self.isolated_since is None:
+            self.isolated_since = now
+
+    def end_isolation_after(self, seconds: float, now: float) -> None:
+        """End the isolation if it has lasted for some seconds."""
+        if self.isolated_since is not None and now - self.isolated_since >= seconds:
+            self.isolated = False
+
+    def end_isolation_at_token(self) -> None:
+        """End the isolation at the first token; a beam search stays isolated until its end."""
+        self.isolated = self.beams is not None
 
     def count_scored(self, tokens: int) -> None:
         """Record that `tokens` more prompt tokens are scored."""

@@ -29,6 +29,12 @@ class SchedulerTotals:
     unspeculated: dict[str, int] = field(default_factory=dict)  # requests without proposals, by reason
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))  # of requests
 
+    def snapshot(self) -> "SchedulerTotals":
+        """Return these counters as they are now, for other threads; those by reason stay the same objects."""
+        copied = object.__new__(SchedulerTotals)
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     def count_step(self, step: int, sequences: int) -> None:
         """Count a step and the number of sequences in it."""
         self.steps = step

@@ -7,6 +7,9 @@ import triton.language as tl
 from engine.triton_kernels.tuning import Tuning
 
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
+# Of a copy between the tiers, by all programs together: 256 KiB in flight.
+_SWAPPED_WORDS = 1 << 15
+_WARP_WORDS = 512
 
 
 def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> None:
@@ -14,7 +17,8 @@ def copy_blocks(cache: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> Non
 
     `pairs`: `[copies, 2]` int64.
     """
-    _launch(cache, cache, pairs, tuning, most_programs=None)
+    words = _as_words(cache)
+    _launch(words, words, pairs, tuning.copy_words, most_programs=None)
 
 
 def swap_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, tuning: Tuning) -> None:
@@ -23,18 +27,21 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor,
     The caches are contiguous; that of the host is pinned, so that the kernel reaches it by its address. `pairs`:
     `[copies, 2]` int64 on the device; destinations are distinct.
     """
-    _launch(source, target, pairs, tuning, tuning.swap_programs)
+    read, written = _as_words(source), _as_words(target)
+    each = min(_SWAPPED_WORDS // tuning.swap_programs, triton.next_power_of_2(read.shape[1]))
+    _launch(read, written, pairs, each, most_programs=_SWAPPED_WORDS // each)
 
 
 def _launch(
-    source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, tuning: Tuning, most_programs: int | None
+    read: torch.Tensor, written: torch.Tensor, pairs: torch.Tensor, each: int, most_programs: int | None
 ) -> None:
-    read, written = _as_words(source), _as_words(target)
+    """Copy `each` words at a time by every program."""
     words = read.shape[1]
-    parts = -(-words // tuning.copy_words)
+    parts = -(-words // each)
     pieces = len(pairs) * parts
     programs = min(pieces, most_programs or pieces)
-    _copy[(programs,)](read, written, pairs, words, parts, pieces, WORDS=tuning.copy_words, num_warps=4)
+    warps = min(32, max(1, each // _WARP_WORDS))
+    _copy[(programs,)](read, written, pairs, words, parts, pieces, WORDS=each, num_warps=warps)
 
 
 def _as_words(cache: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 The query heads of a KV head are the rows of one tile, so that K and V are read once (grouped-query packing). A fixed
 number of programs processes the list of items. A sequence with more than one item leaves partial results with the
-logarithms of their weights, which a second kernel combines (Flash-Decoding; FlashInfer's state merge).
+logarithms of their weights, which the program that ends last combines (Flash-Decoding; FlashInfer's state merge): it
+waits for none, and the order of the sum is that of the items.
 """
 
 import torch
@@ -11,10 +12,11 @@ import triton.language as tl
 
 from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rounding import rounded, widened
-from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
-from engine.triton_kernels.tuning import INTERPRETED, Tuning, merge_warps, padded
+from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
 from engine.triton_kernels.work_list import WorkList
 
 _COMBINED = 16  # partial results combined at once
@@ -28,67 +30,61 @@ def decode(
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
-) -> None:
+) -> list[KernelLaunch]:
     """Attend for sequences that feed one token, into their rows of `output`; other rows are unchanged.
 
-    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launches do not
-    depend on lengths, so they can be captured in a graph and replayed for other lengths after the work is listed again.
+    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launch does not
+    depend on lengths, so it can be captured in a graph and replayed for other lengths after the work is listed again.
+    It can be repeated for another layer of the same shape and scoring, with its `attention_arguments`.
     """
-    heads, value_dims = query.shape[1], padded(layer.value_size)
-    group = heads // layer.kv_heads
-    _decode[(tuning.programs,)](
-        query,
-        output,
-        work.partial_output,
-        work.partial_logarithms,
-        layer.memory,
-        batch.tables,
-        batch.first,
-        work.items,
-        work.totals,
-        factors.sinks,
-        query.stride(0),
-        query.stride(1),
-        batch.tables.stride(0),
-        *layer.distances,
-        factors.scale,
-        factors.cap,
+    heads = query.shape[1]
+    attended = KernelLaunch(
+        _decode,
+        (tuning.programs,),
+        attention_arguments(query, output, layer, factors),
+        {
+            "partial_output": work.partial_output,
+            "partial_logarithms": work.partial_logarithms,
+            "cache": layer.memory,
+            "tables": batch.tables,
+            "first": batch.first,
+            "items": work.items,
+            "totals": work.totals,
+            "pieces": work.pieces,
+            "arrived": work.arrived,
+            "query_token_stride": query.stride(0),
+            "query_head_stride": query.stride(1),
+            "table_stride": batch.tables.stride(0),
+            "block_stride": layer.memory.stride(0),
+            "value_distance": layer.value_distance,
+            "scale": factors.scale,
+            "cap": factors.cap,
+        },
         CAPPED=factors.capped,
         HAS_SINKS=factors.sinks is not None,
         KV_HEADS=layer.kv_heads,
-        GROUP=group,
+        GROUP=heads // layer.kv_heads,
         BLOCK_SIZE=layer.block_size,
         KEY_SIZE=layer.key_size,
         VALUE_SIZE=layer.value_size,
         ROWS=tuning.decode.rows,
         KEY_DIMS=padded(layer.key_size),
-        VALUE_DIMS=value_dims,
+        VALUE_DIMS=padded(layer.value_size),
         KEYS=tuning.decode.keys,
         STAGES=tuning.decode.stages,
+        COMBINED=_COMBINED,
         INTERPRETED=INTERPRETED,
         num_warps=tuning.decode.warps,
     )
-    _combine[(len(batch.ends), heads)](
-        output,
-        work.partial_output,
-        work.partial_logarithms,
-        batch.first,
-        work.pieces,
-        factors.sinks,
-        HAS_SINKS=factors.sinks is not None,
-        HEADS=heads,
-        VALUE_SIZE=layer.value_size,
-        VALUE_DIMS=value_dims,
-        COMBINED=_COMBINED,
-        INTERPRETED=INTERPRETED,
-        num_warps=merge_warps(value_dims),
-    )
+    return [attended]
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _decode(
     query,
     output,
+    sinks,
+    key_offset,
     partial_output,
     partial_logarithms,
     cache,
@@ -96,12 +92,12 @@ def _decode(
     first,
     items,
     totals,
-    sinks,
+    pieces,
+    arrived,
     query_token_stride,
     query_head_stride,
     table_stride,
     block_stride,
-    key_offset,
     value_distance,
     scale,
     cap,
@@ -117,6 +113,7 @@ def _decode(
     VALUE_DIMS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
+    COMBINED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Process every `programs`-th unit of work: an item for one KV head."""
@@ -169,16 +166,32 @@ def _decode(
             slots = item.to(tl.int64) * (KV_HEADS * GROUP) + heads
             tl.store(partial_output + slots[:, None] * VALUE_SIZE + value_dims[None, :], attended, mask=kept)
             tl.store(partial_logarithms + slots, greatest + tl.log2(weights), mask=rows < GROUP)
+            # All threads have stored before one of them counts. The last program of a sequence and KV head sees the
+            # results of the others, and combines all in the order of the items, whoever was last.
+            tl.debug_barrier()
+            count = tl.load(pieces + sequence * 2 + 1)
+            counter = arrived + sequence * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+                tl.store(counter, 0)  # for the next layer
+                first_item = tl.load(pieces + sequence * 2)
+                for row in tl.range(0, GROUP):
+                    _combine(
+                        output, sinks, partial_output, partial_logarithms, token, first_item, count,
+                        kv_head * GROUP + row, HAS_SINKS, KV_HEADS * GROUP, VALUE_SIZE, VALUE_DIMS, COMBINED,
+                        INTERPRETED,
+                    )  # fmt: skip
 
 
 @triton.jit
 def _combine(
     output,
+    sinks,
     partial_output,
     partial_logarithms,
-    first,
-    pieces,
-    sinks,
+    token,
+    item,
+    count,
+    head,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -186,31 +199,25 @@ def _combine(
     COMBINED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Combine the partial results of one query head of one sequence, if there are several."""
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
-    item = tl.load(pieces + sequence * 2)
-    count = tl.load(pieces + sequence * 2 + 1)
-    if count > 1:
-        dims = tl.arange(0, VALUE_DIMS)
-        sums = tl.zeros([VALUE_DIMS], tl.float32)
-        greatest = -1e30
-        weights = 0.0
-        for start in tl.range(0, count, COMBINED):
-            number = start + tl.arange(0, COMBINED)
-            slots = (item + number).to(tl.int64) * HEADS + head
-            logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
-            there = (number < count)[:, None] & (dims < VALUE_SIZE)[None, :]
-            parts = tl.load(partial_output + slots[:, None] * VALUE_SIZE + dims[None, :], mask=there, other=0)
-            grown = tl.maximum(greatest, tl.max(logarithms, 0))
-            shares = tl.exp2(logarithms - grown)
-            faded = tl.exp2(greatest - grown)
-            sums = sums * faded + tl.sum(parts * shares[:, None], 0)
-            weights = weights * faded + tl.sum(shares, 0)
-            greatest = grown
-        token = tl.load(first + sequence).to(tl.int64)
-        places = output + (token * HEADS + head) * VALUE_SIZE + dims
-        attended = sums / weights
-        if HAS_SINKS:
-            attended = attended * share_of_keys(greatest, weights, sinks, head, INTERPRETED)
-        tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=dims < VALUE_SIZE)
+    """Combine the results of `count` items from `item` on, for one query head of one token."""
+    dims = tl.arange(0, VALUE_DIMS)
+    sums = tl.zeros([VALUE_DIMS], tl.float32)
+    greatest = -1e30
+    weights = 0.0
+    for start in tl.range(0, count, COMBINED):
+        number = start + tl.arange(0, COMBINED)
+        slots = (item + number).to(tl.int64) * HEADS + head
+        logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
+        there = (number < count)[:, None] & (dims < VALUE_SIZE)[None, :]
+        parts = tl.load(partial_output + slots[:, None] * VALUE_SIZE + dims[None, :], mask=there, other=0)
+        grown = tl.maximum(greatest, tl.max(logarithms, 0))
+        shares = tl.exp2(logarithms - grown)
+        faded = tl.exp2(greatest - grown)
+        sums = sums * faded + tl.sum(parts * shares[:, None], 0)
+        weights = weights * faded + tl.sum(shares, 0)
+        greatest = grown
+    attended = sums / weights
+    if HAS_SINKS:
+        attended = attended * share_of_keys(greatest, weights, sinks, head, INTERPRETED)
+    places = output + (token * HEADS + head) * VALUE_SIZE + dims
+    tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=dims < VALUE_SIZE)

@@ -15,20 +15,23 @@ def add_and_norm(
 ) -> torch.Tensor:
     """Add `computed`, if given, to `residual` in place; return the sum's RMSNorm. Both `[tokens, hidden]`.
 
-    The sum is rounded to the residual's dtype before the norm, and the quotient before it is weighted, as in
-    transformers' modules.
+    Parts `[parts, tokens, hidden]` of `computed`, those of ranks, are all added, in their order in float32. The sum is
+    rounded to the residual's dtype before the norm, and the quotient before it is weighted, as in transformers'
+    modules.
     """
     tokens, hidden = residual.shape
     normed = torch.empty_like(residual)
     elements = triton.next_power_of_2(hidden)
+    parts = 0 if computed is None else len(computed) if computed.dim() == 3 else 1
     if tokens:
         _add_and_norm[(tokens,)](
             residual,
             residual if computed is None else computed,
             weight,
             normed,
+            tokens,
             epsilon,
-            ADDS=computed is not None,
+            PARTS=parts,
             HIDDEN=hidden,
             ELEMENTS=elements,
             INTERPRETED=INTERPRETED,
@@ -37,14 +40,15 @@ def add_and_norm(
     return normed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _add_and_norm(
     residual,
     computed,
     weight,
     normed,
+    tokens,
     epsilon,
-    ADDS: tl.constexpr,
+    PARTS: tl.constexpr,
     HIDDEN: tl.constexpr,
     ELEMENTS: tl.constexpr,
     INTERPRETED: tl.constexpr,
@@ -54,8 +58,11 @@ def _add_and_norm(
     place = tl.program_id(0).to(tl.int64) * HIDDEN + element
     kind = residual.dtype.element_ty
     row = widened(tl.load(residual + place, mask=there, other=0), INTERPRETED).to(tl.float32)
-    if ADDS:
-        row += widened(tl.load(computed + place, mask=there, other=0), INTERPRETED).to(tl.float32)
+    if PARTS:
+        for part in tl.static_range(PARTS):
+            row += widened(tl.load(computed + place, mask=there, other=0), INTERPRETED).to(tl.float32)
+            if part + 1 < PARTS:
+                computed += tokens.to(tl.int64) * HIDDEN
         summed = rounded(row, kind, INTERPRETED)
         tl.store(residual + place, summed, mask=there)
         row = widened(summed, INTERPRETED).to(tl.float32)

@@ -29,6 +29,11 @@ class PagedLayer(NamedTuple):
         return cls(cache, kv_heads, block_size, key_size, value.shape[2], key.offset, value.offset)
 
     @property
+    def value_distance(self) -> int:
+        """Elements from K to V."""
+        return self.value_offset - self.key_offset
+
+    @property
     def distances(self) -> tuple[int, int, int]:
         """Elements from a block to the next one, from its first element to K, and from K to V."""
-        return self.memory.stride(0), self.key_offset, self.value_offset - self.key_offset
+        return self.memory.stride(0), self.key_offset, self.value_distance

@@ -8,14 +8,17 @@ Few tiles behind a long prefix would leave most of the device idle. Then the key
 programs, and a second kernel merges their results (Flash-Decoding, as in decoding).
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from engine.attention.backend import PagedBatch
 from engine.triton_kernels.paged_layer import PagedLayer
+from engine.triton_kernels.repeated import KernelLaunch
 from engine.triton_kernels.rounding import rounded, widened
-from engine.triton_kernels.scores import ScoreFactors
+from engine.triton_kernels.scores import ScoreFactors, attention_arguments
 from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
 from engine.triton_kernels.tuning import INTERPRETED, Tuning, merge_warps, padded
 from engine.triton_kernels.work_list import WorkList, tile_tokens
@@ -31,100 +34,106 @@ def prefill(
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
-) -> None:
+) -> list[KernelLaunch]:
     """Attend for sequences that feed more than one token, into their rows of `output`.
 
-    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous.
+    `query`: `[tokens, heads, key_size]`. `output`: `[tokens, heads, value_size]`, contiguous. The launches can be
+    repeated for another layer of the same shape and scoring, with its `attention_arguments`: it uses the same partial
+    results.
     """
-    group = query.shape[1] // layer.kv_heads
     tiles, rows = len(work.tiles), tuning.prefill.rows
     splits = split_count(tiles, layer.kv_heads, batch.tables.shape[1] * layer.block_size, tuning)
     parts = (tiles * layer.kv_heads * splits, rows) if splits > 1 else (0, rows)
-    partial_sums = torch.empty(*parts, layer.value_size, dtype=torch.float32, device=query.device)
-    partial_weights = torch.empty(*parts, 2, dtype=torch.float32, device=query.device)
-    _prefill[(tiles, layer.kv_heads, splits)](
-        query,
-        output,
-        partial_sums,
-        partial_weights,
-        layer.memory,
-        batch.tables,
-        batch.first,
-        batch.ends,
-        work.tiles,
-        work.totals,
-        factors.sinks,
-        query.stride(0),
-        query.stride(1),
-        batch.tables.stride(0),
-        *layer.distances,
-        tuning.min_chunk,
-        factors.scale,
-        factors.cap,
+    partials = {
+        "partial_sums": torch.empty(*parts, layer.value_size, dtype=torch.float32, device=query.device),
+        "partial_weights": torch.empty(*parts, 2, dtype=torch.float32, device=query.device),
+    }
+    attended = KernelLaunch(
+        _prefill,
+        (tiles, layer.kv_heads, splits),
+        attention_arguments(query, output, layer, factors),
+        {
+            **partials,
+            "cache": layer.memory,
+            "tables": batch.tables,
+            "first": batch.first,
+            "ends": batch.ends,
+            "tiles": work.tiles,
+            "totals": work.totals,
+            "query_token_stride": query.stride(0),
+            "query_head_stride": query.stride(1),
+            "table_stride": batch.tables.stride(0),
+            "block_stride": layer.memory.stride(0),
+            "value_distance": layer.value_distance,
+            "min_chunk": tuning.min_chunk,
+            "scale": factors.scale,
+            "cap": factors.cap,
+        },
         SPLIT=splits > 1,
-        WINDOW=factors.window,
         CAPPED=factors.capped,
-        HAS_SINKS=factors.sinks is not None,
-        KV_HEADS=layer.kv_heads,
-        GROUP=group,
-        TOKENS=tile_tokens(group, tuning),
         BLOCK_SIZE=layer.block_size,
         KEY_SIZE=layer.key_size,
-        VALUE_SIZE=layer.value_size,
-        ROWS=rows,
         KEY_DIMS=padded(layer.key_size),
-        VALUE_DIMS=padded(layer.value_size),
-        KEYS=tuning.prefill.keys,
         STAGES=tuning.prefill.stages,
-        INTERPRETED=INTERPRETED,
         num_warps=tuning.prefill.warps,
+        **_constants(query.shape[1], layer, factors, tuning),
     )
-    if splits > 1:
-        _merge_parts(output, partial_sums, partial_weights, layer, batch, work, factors, tuning, splits)
+    return [attended, *_merge_parts(output, partials, layer, batch, work, factors, tuning, splits)]
+
+
+def _constants(heads: int, layer: PagedLayer, factors: ScoreFactors, tuning: Tuning) -> dict[str, Any]:
+    """Return the constants of both kernels."""
+    group = heads // layer.kv_heads
+    return {
+        "WINDOW": factors.window,
+        "HAS_SINKS": factors.sinks is not None,
+        "KV_HEADS": layer.kv_heads,
+        "GROUP": group,
+        "TOKENS": tile_tokens(group, tuning),
+        "VALUE_SIZE": layer.value_size,
+        "ROWS": tuning.prefill.rows,
+        "VALUE_DIMS": padded(layer.value_size),
+        "KEYS": tuning.prefill.keys,
+        "INTERPRETED": INTERPRETED,
+    }
 
 
 def _merge_parts(
     output: torch.Tensor,
-    partial_sums: torch.Tensor,
-    partial_weights: torch.Tensor,
+    partials: dict[str, torch.Tensor],
     layer: PagedLayer,
     batch: PagedBatch,
     work: WorkList,
     factors: ScoreFactors,
     tuning: Tuning,
     splits: int,
-) -> None:
+) -> list[KernelLaunch]:
     """Merge the results of split tiles into their rows of `output`.
 
     `partial_sums`: `[tiles * kv_heads * splits, rows, value_size]` float32, not divided. `partial_weights`: the same
     parts and rows, `[..., 2]` float32: the greatest score, and the sum of the weights.
     """
-    group = output.shape[1] // layer.kv_heads
-    rows, dims = tuning.prefill.rows, padded(layer.value_size)
-    _merge[(len(work.tiles), layer.kv_heads, triton.cdiv(rows, _MERGED_ROWS))](
-        output,
-        partial_sums,
-        partial_weights,
-        batch.first,
-        batch.ends,
-        work.tiles,
-        work.totals,
-        factors.sinks,
-        tuning.min_chunk,
-        splits,
-        WINDOW=factors.window,
-        HAS_SINKS=factors.sinks is not None,
-        KV_HEADS=layer.kv_heads,
-        GROUP=group,
-        TOKENS=tile_tokens(group, tuning),
-        VALUE_SIZE=layer.value_size,
-        ROWS=rows,
+    if splits == 1:
+        return []
+    programs = triton.cdiv(tuning.prefill.rows, _MERGED_ROWS)
+    merged = KernelLaunch(
+        _merge,
+        (len(work.tiles), layer.kv_heads, programs),
+        {"output": output, "sinks": factors.sinks},
+        {
+            **partials,
+            "first": batch.first,
+            "ends": batch.ends,
+            "tiles": work.tiles,
+            "totals": work.totals,
+            "min_chunk": tuning.min_chunk,
+            "splits": splits,
+        },
         MERGED=_MERGED_ROWS,
-        VALUE_DIMS=dims,
-        KEYS=tuning.prefill.keys,
-        INTERPRETED=INTERPRETED,
-        num_warps=merge_warps(dims),
+        num_warps=merge_warps(padded(layer.value_size)),
+        **_constants(output.shape[1], layer, factors, tuning),
     )
+    return [merged]
 
 
 def split_count(tiles: int, kv_heads: int, most_keys: int, tuning: Tuning) -> int:
@@ -160,6 +169,8 @@ def _chunk_of(keys, splits, min_chunk, KEYS: tl.constexpr):
 def _prefill(
     query,
     output,
+    sinks,
+    key_offset,
     partial_sums,
     partial_weights,
     cache,
@@ -168,12 +179,10 @@ def _prefill(
     ends,
     tiles,
     totals,
-    sinks,
     query_token_stride,
     query_head_stride,
     table_stride,
     block_stride,
-    key_offset,
     value_distance,
     min_chunk,
     scale,
@@ -270,13 +279,13 @@ def _prefill(
 @triton.jit(do_not_specialize=["min_chunk", "splits"])
 def _merge(
     output,
+    sinks,
     partial_sums,
     partial_weights,
     first,
     ends,
     tiles,
     totals,
-    sinks,
     min_chunk,
     splits,
     WINDOW: tl.constexpr,

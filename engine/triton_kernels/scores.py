@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.backend import Scoring
+from engine.triton_kernels.paged_layer import PagedLayer
 
 
 class ScoreFactors(NamedTuple):
@@ -29,3 +30,10 @@ class ScoreFactors(NamedTuple):
             return cls(scoring.scaling * math.log2(math.e), 0.0, capped=False, window=window, sinks=sinks)
         cap = scoring.softcap * math.log2(math.e)
         return cls(scoring.scaling / scoring.softcap, cap, capped=True, window=window, sinks=sinks)
+
+
+def attention_arguments(
+    query: torch.Tensor, output: torch.Tensor, layer: PagedLayer, factors: ScoreFactors
+) -> dict[str, torch.Tensor | int | None]:
+    """Return the arguments in which the launches of one batch differ, in layers of the same shape and scoring."""
+    return {"query": query, "output": output, "sinks": factors.sinks, "key_offset": layer.key_offset}

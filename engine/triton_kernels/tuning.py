@@ -28,7 +28,7 @@ class Tuning:
 
     `programs` of decoding run concurrently; decoding splits sequences into about `waves` items for each of them, none
     shorter than `min_chunk` keys. One program writes `write_tokens` tokens to the cache, or copies `copy_words` words;
-    `swap_programs` copy between the tiers.
+    `swap_programs` copy large blocks between the tiers.
     """
 
     decode: Tiling
@@ -73,8 +73,9 @@ SMALL_TILES: Tiles = {
     512: (Tiling(16, 16, 4, 5), Tiling(32, 16, 8, 5)),
 }
 PROGRAMS_PER_PROCESSOR, WAVES, MIN_CHUNK = 2, 2, 256
-# Of a copy between the tiers, which the bus limits: 16 programs have 256 KiB in flight, and most processors compute.
-SWAP_PROGRAMS = 16
+# Of a copy between the tiers, which the bus limits: whatever their number, they have 256 KiB in flight together. Few
+# programs with many warps leave most processors whole to products, whose programs need all registers of one.
+SWAP_PROGRAMS = 4
 _LARGE = (9, 10)  # major compute capabilities for which TILES are
 _PREFILL_WARPS = 8
 

@@ -27,13 +27,15 @@ class WorkList:
     `[sequences, 2]` first item of each sequence, and its number of items.
 
     `partial_output`, `[capacity, heads, value_size]`, and `partial_logarithms`, `[capacity, heads]`, are float32 and
-    hold the results of items.
+    hold the results of items. `arrived`: `[sequences, kv_heads]` number of items of each sequence that have them, 0
+    before and after a layer.
     """
 
     items: torch.Tensor
     tiles: torch.Tensor
     totals: torch.Tensor
     pieces: torch.Tensor
+    arrived: torch.Tensor
     partial_output: torch.Tensor
     partial_logarithms: torch.Tensor
 
@@ -43,7 +45,7 @@ class WorkList:
         # Each item, except the last one of a sequence, has at least its share of all keys.
         capacity = sequences + -(-tuning.pieces // layer.kv_heads)
         device = layer.memory.device
-        lists = ((capacity, 4), (tiles, 2), (2,), (sequences, 2))
+        lists = ((capacity, 4), (tiles, 2), (2,), (sequences, 2), (sequences, layer.kv_heads))
         partials = ((capacity, heads, layer.value_size), (capacity, heads))
         return cls(
             *(torch.empty(shape, dtype=torch.int32, device=device) for shape in lists),
@@ -72,6 +74,7 @@ def list_work(work: WorkList, batch: PagedBatch, kv_heads: int, group: int, wind
         work.tiles,
         work.totals,
         work.pieces,
+        work.arrived,
         sequences,
         _NO_WINDOW if window is None else window,
         tuning.pieces,
@@ -92,6 +95,7 @@ def _list_work(
     tiles,
     totals,
     pieces,
+    arrived,
     sequences,
     window,
     wanted,
@@ -141,6 +145,8 @@ def _list_work(
         tl.store(place, mine + tl.zeros_like(number), mask=there)
         # The last tokens see most keys, so the longest work starts first.
         tl.store(place + 1, (tile_count - 1 - number) * TOKENS, mask=there)
+    for head in range(KV_HEADS):
+        tl.store(arrived + mine * KV_HEADS + head, 0)
     tl.store(pieces + mine * 2, item)
     tl.store(pieces + mine * 2 + 1, item_count)
     if mine == sequences - 1:

@@ -14,13 +14,12 @@ from typing import NamedTuple
 from engine.run.loop import Engine, StepTimes, Turn
 from engine.schedule.request import Failure
 from engine.schedule.scheduler import IdleReason
-from engine.schedule.stats import SchedulerTotals
 from quire.v1 import engine_pb2
 from services.engine.administration import Administration
 from services.engine.gateway_link import GatewayLink
 from services.engine.gateway_requests import Arrival, EventLoopLink, GatewayRequests
 from services.engine.manager_monitor import ManagerMonitor
-from services.engine.observer import EngineObserver, EngineStats, StepStats
+from services.engine.observer import EngineLoad, EngineObserver, EngineStats, StepStats
 from services.engine.recording import RequestsRecorder
 from services.engine.request_reports import RequestReports
 
@@ -76,7 +75,10 @@ class StepMonitor:
 
 
 class EngineDriver:
-    """Owns an engine. `run` is the thread's body, and calls `turn`; other public methods are for the event loop."""
+    """Owns an engine. `run` is the thread's body, and calls `turn`; other public methods are for the event loop.
+
+    `load` is the part of `stats` that messages to gateways have.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class EngineDriver:
         )
         self._manager = ManagerMonitor(seconds_without_kvmanager, clock())
         self._observer = observer
-        self._stats = _stats_of(engine)
+        self._totals, self.load = engine.scheduler.totals.snapshot(), _load_of(engine)
         engine.on_launch(self._count_requests)
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -132,10 +134,16 @@ class EngineDriver:
     @property
     def stats(self) -> EngineStats:
         """Requests as of the launch or the end of a step, the rest as of its end, and the time since the last step."""
-        stats = self._stats
-        if not (stats.running or stats.waiting):
-            return stats
-        return stats._replace(seconds_without_step=self._steps.seconds_without_step(self.clock()))
+        load = self.load
+        return EngineStats(
+            load.running,
+            load.waiting,
+            self._totals,
+            load.uncomputed_tokens,
+            load.available_blocks,
+            deferred=load.deferred,
+            seconds_without_step=self._steps.seconds_without_step(self.clock()) if load.running or load.waiting else 0,
+        )
 
     @property
     def request_blocks(self) -> int:
@@ -204,17 +212,16 @@ class EngineDriver:
 
     def turn(self) -> Pause | None:
         """Execute the queued commands and one turn of the engine. Return how long nothing can be done, if so."""
-        if self._execute_commands():
-            self._stats = _stats_of(self._engine)
+        self._execute_commands()
         turn = self._engine.turn()
-        turned, computed = self.clock(), self._stats.totals.computed_tokens
+        turned, computed = self.clock(), self._totals.computed_tokens
         self._watch_manager()  # after the turn, which has received the manager's last answers
         if (failure := self._engine.take_failure()) is not None:
             log.error("a step failed", exc_info=failure)
-        self._stats = _stats_of(self._engine)  # before the outputs are sent, so that both agree
+        self._totals, self.load = self._scheduler.totals.snapshot(), _load_of(self._engine)  # before the outputs
         self._requests.deliver([*turn.outputs, *self._scheduler.take_outputs()])
         if turn.step is not None:
-            self._observe(turn.step, self._stats.totals.computed_tokens - computed, self.clock() - turned)
+            self._observe(turn.step, self._totals.computed_tokens - computed, self.clock() - turned)
         self._administration.poll()
         if self._scheduler.requests.draining and self._scheduler.empty:
             self._call(self._empty.set)
@@ -224,18 +231,13 @@ class EngineDriver:
             return _pause_after(turn.idle, without_manager=without_manager)
         return None
 
-    def _execute_commands(self) -> bool:
-        """Execute the queued commands; return True if there were any."""
-        executed = False
+    def _execute_commands(self) -> None:
         while not self._commands.empty():
             self._commands.get()()
-            executed = True
-        return executed
 
     def _count_requests(self) -> None:
         """Count the requests before a step, because the end of the turn before it has older counts."""
-        running, waiting, deferred = _requests_of(self._engine)
-        self._stats = self._stats._replace(running=running, waiting=waiting, deferred=deferred)
+        self.load = EngineLoad(*_requests_of(self._engine), *self.load[3:])
 
     def _observe(self, times: StepTimes, tokens: int, delivering: float) -> None:
         waited, self._waited = self._waited, 0.0
@@ -268,17 +270,9 @@ class EngineDriver:
             log.debug("the event loop is closed")
 
 
-def _stats_of(engine: Engine) -> EngineStats:
+def _load_of(engine: Engine) -> EngineLoad:
     scheduler = engine.scheduler
-    running, waiting, deferred = _requests_of(engine)
-    return EngineStats(
-        running,
-        waiting,
-        SchedulerTotals(**vars(scheduler.totals)),
-        scheduler.uncomputed_tokens,
-        scheduler.available_blocks,
-        deferred=deferred,
-    )
+    return EngineLoad(*_requests_of(engine), scheduler.uncomputed_tokens, scheduler.available_blocks)
 
 
 def _requests_of(engine: Engine) -> tuple[int, int, int]:

@@ -79,6 +79,16 @@ class SmgStats(NamedTuple):
     catch_ups: int = 0
 
 
+class EngineLoad(NamedTuple):
+    """The part of an engine's state that each of its messages has; see EngineStats."""
+
+    running: int
+    waiting: int
+    deferred: int
+    uncomputed_tokens: int
+    available_blocks: int
+
+
 class EngineStats(NamedTuple):
     """State of an engine: requests as of the launch or the end of a step, the rest as of its end.
 

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from blocks import KIND_0
 from engine.run.loop import Engine
 from kvmanager import PoolSpec
@@ -232,7 +234,8 @@ class EngineService:
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:
         """Body of the engine's thread; an exception of the loop ends the service."""
         try:
-            driver.run()
+            with torch.inference_mode():  # once, not for each step
+                driver.run()
         except Exception as error:
             _fail(failed, self._ranks.reason(error) if self._ranks else error)
         except BaseException as error:

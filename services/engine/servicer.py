@@ -128,7 +128,7 @@ class EngineServicer(pb_grpc.EngineServicer):
 
     def _response(self, driver: EngineDriver, step: pb.StepOutput | None = None) -> pb.ServeResponse:
         """Return a message with output, or a heartbeat; both describe the engine's state."""
-        stats = driver.stats
+        load = driver.load
         return pb.ServeResponse(
             step=step,
             heartbeat=pb.Heartbeat(steps=driver.steps) if step is None else None,
@@ -136,10 +136,10 @@ class EngineServicer(pb_grpc.EngineServicer):
             draining=self._draining,
             without_kvmanager=driver.without_kvmanager,
             load=pb.EngineLoad(
-                running=stats.running,
-                waiting=stats.waiting,
-                prompt_tokens=stats.uncomputed_tokens,
-                available_blocks=stats.available_blocks,
+                running=load.running,
+                waiting=load.waiting,
+                prompt_tokens=load.uncomputed_tokens,
+                available_blocks=load.available_blocks,
             ),
         )
 

@@ -11,7 +11,7 @@ from services.gateway.fleet.dispatch import Dispatcher, Placement
 from services.gateway.fleet.engine_events import Failover, FailoverReason, deadline_error
 from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.fleet.lost_engines import LostEngines
-from services.gateway.fleet.request_stream import Event
+from services.gateway.fleet.request_stream import Event, TokenReceiver
 from services.gateway.prepared_request import PreparedRequest
 from services.runtime.errors import InvalidField, RepeatedEngineLoss, ServiceError, Unavailable
 
@@ -38,11 +38,17 @@ class RequestAttempts:
         self._limits = limits
         self._clock = clock
         self._placement: Placement | None = None
+        self._receiver: TokenReceiver | None = None
+        self.gained = False  # a token from the current engine
         self._lost = LostEngines()
         self._refused_by: set[EngineLink] = set()
         self._retry_until: float | None = None  # set by a failover until the request starts
         self._cause: ServiceError | None = None  # of the latest failover; refusals do not replace it
         self._fingerprint = ""  # of the engine that generated the first token
+
+    def receive_tokens(self, receiver: TokenReceiver) -> None:
+        """Give tokens to `receiver`, from the current engine and those that follow; see RequestStream."""
+        self._receiver = receiver
 
     async def submit(self) -> None:
         """Submit the request to an engine. Raises a ServiceError."""
@@ -62,6 +68,7 @@ class RequestAttempts:
 
     def on_tokens(self) -> None:
         """Record that the current engine has generated a token: engines of other fingerprints cannot continue it."""
+        self.gained = True
         self._fingerprint = self._fingerprint or self._current().fingerprint
         self._lost.on_token()
 
@@ -92,6 +99,7 @@ class RequestAttempts:
 
     def _set(self, placement: Placement) -> None:
         self._placement, progress = placement, self._request.progress
+        placement.stream.receiver, self.gained = self._receiver, False
         progress.engine_id = placement.engine_id
         progress.attempts += 1
 

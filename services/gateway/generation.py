@@ -1,12 +1,14 @@
 """One request from submission to its end: turns events of engines into responses for the client."""
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from quire.v1 import decoding_pb2, engine_pb2, gateway_pb2
 from services.gateway.attempts import RequestAttempts
+from services.gateway.delta_encoder import DeltaEncoder
 from services.gateway.fleet.engine_events import (
     EventBatch,
     Failover,
@@ -17,6 +19,7 @@ from services.gateway.fleet.engine_events import (
     failure_error,
 )
 from services.gateway.fleet.request_stream import EngineDisconnected
+from services.gateway.observe.observer import RequestObserver
 from services.gateway.prepared_request import PreparedRequest
 from services.gateway.sample_output import SampleOutput
 from services.gateway.text.text_stream import TextStream
@@ -37,10 +40,22 @@ _CANCEL_REASONS: dict[type[BaseException] | None, engine_pb2.CancelReason.ValueT
 _MAX_POSITIONS = 1024
 
 Response = gateway_pb2.GenerateResponse
+EncodedResponse = Response | bytes
 
 _NO_TOKENS = engine_pb2.SampleTokens()
 
 log = logging.getLogger("quire.gateway")
+
+
+class Writer(Protocol):
+    """Writes responses to a client."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the response before has left."""
+
+    def begin(self, message: EncodedResponse, /) -> None:
+        """Begin to write a response while `ready`."""
 
 
 class Generation:
@@ -60,6 +75,36 @@ class Generation:
         self._stopped_samples = 0  # ended by a stop string
         self._finished = False  # the engine has sent RequestFinished
         self._next_prompt_position = 1  # log-probabilities before it have been sent
+
+    def write_tokens(self, writer: Writer, observer: RequestObserver) -> None:
+        """Write tokens as they arrive from the engine while `responses` waits for events: no task wakes up for them.
+
+        Not with stop strings, because a task has to cancel the request at one, and not with log-probabilities.
+        """
+        asked = self.request.request
+        if not asked.stopping.stop_strings and not asked.output.HasField("logprobs"):
+            encoders = [DeltaEncoder(index) for index in range(len(self._samples))]
+            self._attempts.receive_tokens(partial(self._write_tokens, writer, observer, encoders))
+
+    def _write_tokens(
+        self,
+        writer: Writer,
+        observer: RequestObserver,
+        encoders: Sequence[DeltaEncoder],
+        tokens: engine_pb2.SampleTokens,
+    ) -> bool:
+        """Write tokens at once; False if the client is behind, or if they end their sample."""
+        if not writer.ready or tokens.HasField("end"):
+            return False
+        index, token_ids = tokens.sample, tokens.token_ids[:]
+        sample, count = self._samples[index], len(token_ids)
+        if not sample.ended and count:
+            self._on_tokens()
+            text = sample.add_inner(token_ids)
+            self.request.progress.generated_tokens += count
+            observer.on_tokens(index, count, self._clock())
+            writer.begin(encoders[index].encode(text, token_ids))
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +145,8 @@ class Generation:
             for part in self._prompt_logprobs(scores):
                 yield Response(prompt_logprobs=part)
         for index in range(len(self._samples)) if batch.finished else sorted(batch.tokens):
-            if delta := self._delta(index, batch):
+            end = batch.finished and batch.finished.samples[index]
+            if delta := self._delta(index, batch.tokens.get(index, _NO_TOKENS), end):
                 yield delta
 
     async def _next_batch(self) -> EventBatch:
@@ -154,16 +200,17 @@ class Generation:
             self._next_prompt_position = first + len(part)
             yield gateway_pb2.PromptLogprobs(first_position=first, logprobs=part)
 
-    def _delta(self, index: int, batch: EventBatch) -> Response | None:
-        """Return a sample's new tokens and text, if any."""
+    def _delta(
+        self, index: int, tokens: engine_pb2.SampleTokens, finished: engine_pb2.SampleEnd | None
+    ) -> Response | None:
+        """Return a sample's new tokens and text, if any; `finished` is its end in RequestFinished."""
         sample = self._samples[index]
         if sample.ended:
             return None
-        tokens = batch.tokens.get(index, _NO_TOKENS)
         token_ids = tokens.token_ids[:]
         if token_ids:
             self._on_tokens()
-        end = tokens.end if tokens.HasField("end") else batch.finished and batch.finished.samples[index]
+        end = tokens.end if tokens.HasField("end") else finished
         counted, text = sample.add(token_ids, end)
         if sample.stop is not None:
             self._stopped_samples += 1
@@ -175,6 +222,8 @@ class Generation:
         return _delta_response(index, text, counted, tokens.logprobs[: len(counted)])
 
     def _on_tokens(self) -> None:
+        if self._attempts.gained:
+            return
         self._attempts.on_tokens()
         if self.request.progress.first_token_at is None:
             self.request.progress.first_token_at = self._clock()

@@ -18,7 +18,7 @@ from services.gateway.dialects.parser import DialectParser
 from services.gateway.fleet.dispatch import Dispatcher
 from services.gateway.fleet.fleet import Fleet, ServedModel
 from services.gateway.fleet.load_estimate import CurrentLoad
-from services.gateway.generation import Generation
+from services.gateway.generation import Generation, Writer
 from services.gateway.observe.observer import GatewayObserver, Inventory, RequestInfo, RequestObserver
 from services.gateway.prepared_request import AdmittedRequest, Preparation, PreparedRequest
 from services.gateway.request_checks import (
@@ -85,9 +85,16 @@ class RequestHandler:
             self._observer.on_parsed(model_name, parser.calls_name, parser.calls, failures)
 
     async def generate(
-        self, request: gateway_pb2.GenerateRequest, origin: Origin = DEFAULT_ORIGIN, *, caps_output: bool = False
+        self,
+        request: gateway_pb2.GenerateRequest,
+        origin: Origin = DEFAULT_ORIGIN,
+        *,
+        caps_output: bool = False,
+        writer: Writer | None = None,
     ) -> Responses:
         """Yield the responses. Raises a ServiceError. `caps_output` makes max_tokens at most what fits.
+
+        What `writer` can write at once is not yielded: tokens that arrive while the caller waits for a response.
 
         One stack owns the request's resources and releases them in reverse order. Observers own none; their last
         event comes after the release.
@@ -102,12 +109,12 @@ class RequestHandler:
                 observer.on_prepared(prepared.progress)
                 admitted.reservation.resize(prepared.token_upper_bound(), prepared.progress.used_tokens)
                 admitted.slot.set_tokens(prepared.token_upper_bound(), self._clock())
-                responses, client = await self._submit(resources, prepared, observer)
+                responses, client = await self._submit(resources, prepared, observer, writer)
                 observer.on_submitted(prepared.progress)
                 async for response in responses:
                     match response.WhichOneof("event"):
                         case "delta":
-                            observer.on_tokens(response.delta, self._clock())
+                            observer.on_tokens(response.delta.sample, len(response.delta.token_ids), self._clock())
                         case "started":
                             admitted.slot.on_started(self._clock())
                             observer.on_started(response.started)
@@ -248,11 +255,17 @@ class RequestHandler:
         return AdmittedRequest(model, own, fill_defaults(own, model.defaults), reservation, slot, deadline)
 
     async def _submit(
-        self, resources: AsyncExitStack, prepared: PreparedRequest, observer: RequestObserver
+        self,
+        resources: AsyncExitStack,
+        prepared: PreparedRequest,
+        observer: RequestObserver,
+        writer: Writer | None,
     ) -> tuple[Responses, ClientStream]:
         """Submit a request to an engine; return its responses and the watched stream to its client."""
         attempts = RequestAttempts(prepared, self._dispatcher, self._limits.failover, self._clock)
         generation = resources.enter_context(Generation(prepared, attempts, self._clock))
+        if writer is not None:
+            generation.write_tokens(writer, observer)
         await attempts.submit()
         responses = await resources.enter_async_context(aclosing(generation.responses()))
         return responses, resources.enter_context(self.slow_clients.watched(generation, observer.on_slow_client))

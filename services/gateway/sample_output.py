@@ -34,6 +34,11 @@ class SampleOutput:
         self.end = end
         return token_ids, text
 
+    def add_inner(self, token_ids: list[int]) -> str:
+        """Add tokens that are not the last, without stop strings; return the new text."""
+        self.token_ids += token_ids
+        return self.text.push_inner(token_ids)
+
     def state(self) -> engine_pb2.SampleState:
         """Return the state from which another engine can resume."""
         return engine_pb2.SampleState(generated_token_ids=self.token_ids, ended=self.ended)

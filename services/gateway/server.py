@@ -24,6 +24,7 @@ from services.gateway.fleet.engine_link import Connect, EngineLink, LinkOptions
 from services.gateway.fleet.fleet import Fleet
 from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.fleet.routing import Router, RoutingPolicy
+from services.gateway.fleet.token_pacing import TokenPacing
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.observe.observers import GatewayObservers
 from services.gateway.observe.request_log import RequestLog
@@ -82,6 +83,7 @@ class GatewayService:
             load_window_seconds=settings.routing_window_seconds,
             tls=links_tls,
             max_buffered_tokens=settings.max_buffered_tokens,
+            pacing=TokenPacing(settings.stream_interval, transport.waited_seconds()),
             observer=self._observer,
             connect=connect,
         )

@@ -1,19 +1,22 @@
 """The gateway's gRPC servicer: passes requests to the request handler, and its responses to the client."""
 
 import re
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.access.auth_interceptor import Authenticate, authorization_of, value_of
 from services.gateway.access.callers import Caller, Origin
+from services.gateway.access.response_writer import ResponseWriter
 from services.gateway.access.unfinished_calls import UnfinishedCalls
 from services.gateway.administration import ADMIN_TIMEOUT_SECONDS, FleetAdministration
+from services.gateway.generation import EncodedResponse
 from services.gateway.request_checks import MAX_REQUEST_ID_BYTES, new_request_id
 from services.gateway.request_handler import RequestHandler
 from services.gateway.text.utf8 import parse_request
@@ -48,9 +51,7 @@ class GatewayServicer(pb_grpc.GatewayServicer):
         async with abort_on_error(context, metadata):
             metadata |= _request_id_metadata(request)
             with self.unfinished.watched(), self._handler.slow_clients.translated():
-                async with aclosing(self._handler.generate(request, self._origin(context))) as responses:
-                    async for response in responses:
-                        await context.write(response)
+                await self._write_responses(request, context)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
         """Tokenize a prompt."""
@@ -82,6 +83,14 @@ class GatewayServicer(pb_grpc.GatewayServicer):
                 request, ADMIN_TIMEOUT_SECONDS if left is None else max(0.0, left)
             )
 
+    async def _write_responses(self, request: pb.GenerateRequest, context: Context) -> None:
+        with closing(ResponseWriter[EncodedResponse](context.write)) as writer:
+            responses = self._handler.generate(request, self._origin(context), writer=writer)
+            async with aclosing(responses):
+                async for response in responses:
+                    await writer.write(response)
+            await writer.finish()
+
     def _origin(self, context: Context) -> Origin:
         parent = value_of("traceparent", context.invocation_metadata()) or ""
         return Origin(self._caller(context), "grpc", parent, context.time_remaining())
@@ -92,15 +101,24 @@ class GatewayServicer(pb_grpc.GatewayServicer):
 
 
 class ParsingInterceptor(HandlerInterceptor):
-    """Parses the gateway's requests so that invalid UTF-8 is rejected with the name of its field."""
+    """Parses the gateway's requests so that invalid UTF-8 is rejected with the name of its field.
+
+    Responses may be encoded already.
+    """
 
     service = _SERVICE.full_name
 
     def wrap_handler(self, handler: Handler, method: str, metadata: Metadata) -> Handler:
-        """Replace the deserializer of a call's handler."""
+        """Replace the deserializer and the serializer of a call's handler."""
         del metadata
         request_type = GetMessageClass(_SERVICE.methods_by_name[method].input_type)
-        return handler._replace(request_deserializer=partial(parse_request, request_type))
+        return handler._replace(
+            request_deserializer=partial(parse_request, request_type), response_serializer=_serialized
+        )
+
+
+def _serialized(response: Message | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def _request_id_metadata(request: pb.GenerateRequest) -> dict[str, str]:

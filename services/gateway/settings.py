@@ -92,6 +92,13 @@ class GatewaySettings:
         least=1,
         most=8192,
     )
+    stream_interval: int = setting(
+        1,
+        "Tokens of a stream that are sent in one message, or fewer after 50 ms. The first tokens of a stream are not"
+        " held, and the last are sent with its end.",
+        least=1,
+        most=1024,
+    )
     slow_client_seconds: float = setting(
         30.0, "Timeout in seconds of a write that a slow client blocks; then the request is cancelled.", least=1.0
     )

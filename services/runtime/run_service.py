@@ -19,6 +19,7 @@ from prometheus_client import Metric, PlatformCollector, ProcessCollector, disab
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from services.runtime import transport
 from services.runtime.child_process import READY_DESCRIPTOR, STOP_WITH_STDIN
 from services.runtime.health import HealthServicer
 from services.runtime.logs.records import LogWriter, logging_to_stderr
@@ -85,7 +86,8 @@ def _run_logged(
         signal.signal(number, _leave)
     try:
         make = _without_garbage_collection(prepare)
-        asyncio.run(_run(label, make, metrics))
+        with asyncio.Runner(loop_factory=transport.ServiceLoop) as runner:
+            runner.run(_run(label, make, metrics))
     except KeyboardInterrupt:
         log.info("%s was stopped before it started", label)
         return 0

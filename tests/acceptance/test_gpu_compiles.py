@@ -1,16 +1,13 @@
 """The kernels compile for a GPU, for every kind of shape, and by an older Triton; `make test` compiles one kind."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.acceptance.conftest import Record
 from tests.engine.gpu_resources import PROCESSORS
+from tests.engine.gpu_table import OLDER, PAGE, cells_on, older, rows_of
 from tests.engine.triton_kernels.test_triton_compiles import check_kernels
 
 CAPABILITIES = [str(one) for one in PROCESSORS]
-# torch 2.11, which GPU machines often have, requires it.
-OLDER = "triton==3.6.0"
 
 
 def test_every_kernel_compiles_for_every_kind_of_shape_and_gpu(record: Record) -> None:
@@ -19,7 +16,15 @@ def test_every_kernel_compiles_for_every_kind_of_shape_and_gpu(record: Record) -
 
 
 def test_every_kernel_compiles_by_an_older_triton(record: Record, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), OLDER]
-    subprocess.run(command, check=True)
-    found = check_kernels("all", "sampler", *CAPABILITIES, packages=tmp_path)
+    found = check_kernels("all", "sampler", *CAPABILITIES, packages=older(tmp_path))
     record(most_shared=max(one.shared for one in found), most_stack=max(one.stack for one in found))
+
+
+def test_the_page_of_kernels_has_what_two_compilers_make(record: Record, tmp_path: Path) -> None:
+    page, compared = PAGE.read_text(), 0
+    for packages in (None, older(tmp_path)):
+        version, rows = rows_of(packages, PROCESSORS)
+        assert packages is None or version == OLDER
+        assert cells_on(page, version) == {(row.kernel, row.capability): row.cells() for row in rows}
+        compared += len(rows)
+    record(compared=compared)

@@ -175,7 +175,7 @@ def test_rows_without_the_peer_are_null_and_not_met(unset: str, monkeypatch: pyt
     rows = rows_of({"quire": ours, "again": ours}, {"quire": QUIRE}, None)
     compared = [row for row in rows if row.metric.endswith("_over_vllm")]
     assert len(compared) == 3 * len(LOADS)
-    assert {(row.value, row.target, row.met) for row in compared} == {(None, 1.2, False)}
+    assert {(row.value, row.target, row.met) for row in compared} == {(None, 1.5, False)}
     assert {row.peer for row in compared} == {f"vllm did not run: {unset} is not set"}
     assert next(row.value for row in rows if row.metric == "vllm_failed_requests") is None
 

@@ -72,10 +72,6 @@ class AlertStack:
         return self._services["engine"].channel
 
     @property
-    def engine_address(self) -> str:
-        return self._services["engine"].address
-
-    @property
     def address(self) -> str:
         return self._services["gateway"].address
 

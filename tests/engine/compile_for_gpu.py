@@ -8,8 +8,10 @@ compiler needs no GPU to find errors, excessive shared memory and spilled regist
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
@@ -27,6 +29,7 @@ from engine.run.sampling import Draw
 from engine.schedule.request import LogitRules, Sampling
 from engine.schedule.step_plan import RowRules, Work
 from engine.triton_kernels import tuning
+from engine.triton_kernels.embedding import embed_part
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 from engine.triton_kernels.rotary_write import HeadNorms, write_rotated
@@ -52,24 +55,41 @@ VOCABULARY = 128256
 
 
 class Launches:
-    """Compiles instead of launching, and prints the resources."""
+    """Compiles instead of launching, and reports the resources with what was compiled and its constants."""
 
-    def __init__(self, driver: "Driver") -> None:
+    def __init__(self, driver: "Driver", report: "Report") -> None:
         self.run = JITFunction.run
         self.driver = driver
+        self.report = report
 
     def __call__(self, kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         assert all(0 <= size < 2**31 for size in grid)
         compiled = self.run(kernel, *arguments, grid=grid, warmup=True, **options)
-        cuobjdump = triton.knobs.nvidia.cuobjdump.path
-        resources = Resources.of(self.driver.capability, kernel.__name__, compiled, cuobjdump)
-        sys.stdout.write(" ".join(map(str, resources)) + "\n")
-        if kernel.__name__ in UNPIPELINED:
-            faults = faults_of(kernel.__name__, compiled)
-            if resources.stack and spilling_loops(compiled, cuobjdump):
-                faults.append("a key loop spills registers")
-            for fault in faults:
-                sys.stdout.write(f"fault {resources.capability} {kernel.__name__} {fault}\n")
+        resources = Resources.of(self.driver.capability, kernel.__name__, compiled, cuobjdump())
+        self.report(resources, compiled, options)
+
+
+class Report(Protocol):
+    """Takes what a launch would have run."""
+
+    def __call__(self, resources: Resources, compiled: Any, options: dict[str, Any], /) -> None:
+        """Take one launch."""
+
+
+def cuobjdump() -> str:
+    """Return the path of Triton's reader of machine code."""
+    return str(triton.knobs.nvidia.cuobjdump.path)
+
+
+def print_faults(resources: Resources, compiled: Any, _options: dict[str, Any]) -> None:
+    """Print the resources, and the faults of key loops."""
+    sys.stdout.write(" ".join(map(str, resources)) + "\n")
+    if resources.kernel in UNPIPELINED:
+        faults = faults_of(resources.kernel, compiled)
+        if resources.stack and spilling_loops(compiled, cuobjdump()):
+            faults.append("a key loop spills registers")
+        for fault in faults:
+            sys.stdout.write(f"fault {resources.capability} {resources.kernel} {fault}\n")
 
 
 class Driver(SimpleNamespace):
@@ -123,9 +143,10 @@ def use_rotation(backend: TritonBackend, key: torch.Tensor, batch: PagedBatch, h
 
 def use_kernels_without_cache() -> None:
     hidden = torch.randn(10, 4096, dtype=torch.bfloat16)
-    for computed in (None, hidden.clone()):
+    for computed in (None, hidden.clone(), torch.stack((hidden, hidden))):
         add_and_norm(hidden, computed, hidden[0], 1e-5)
     silu_gated(hidden)
+    embed_part(hidden, 5, torch.zeros(10, dtype=torch.int64), hidden)
     reading(hidden)()
 
 
@@ -136,17 +157,24 @@ def use_sampler(dtype: torch.dtype) -> None:
         DeviceSampler(2, VOCABULARY, CPU).sample(torch.randn(2, VOCABULARY).to(dtype), draws)
 
 
-def main() -> None:
+@contextmanager
+def compiling(report: Report) -> Iterator[Driver]:
+    """Compile what is launched for the capability of the driver, and report it."""
     driver = Driver()
     triton.runtime.driver.set_active(driver)
-    launches = Launches(driver)
+    launches = Launches(driver, report)
+    processors = patch("torch.cuda.get_device_properties", driver.properties)
+    with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
+        yield driver
+
+
+def main() -> None:
     every = "all" in sys.argv[1:]
     if "scalar" in sys.argv[1:]:
         SHAPES[0] = (torch.bfloat16, LayerShape(2, 17, 17), 2, 16, Scoring(0.1), False)
     if "unpipelined" in sys.argv[1:]:
         tuning.TILES[64] = (tuning.TILES[64][0], tuning.Tiling(128, 64, 8, 3))
-    processors = patch("torch.cuda.get_device_properties", driver.properties)
-    with processors, patch.object(JITFunction, "run", lambda *a, **k: launches(*a, **k)):
+    with compiling(print_faults) as driver:
         for capability in [int(one) for one in sys.argv[1:] if one.isdigit()] or [90]:
             driver.capability = capability
             for shape in SHAPES if every else SHAPES[:1]:

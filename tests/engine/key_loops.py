@@ -6,7 +6,7 @@ many copies may be in flight when it awaits its own. PTX shows the widths of loa
 
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ _VECTOR = 16  # bytes of one load
 _PRODUCT = re.compile(r"\b(tt\.dot|warp_group_dot|tc_gen5_mma)\b")
 _TILE = re.compile(r"(tt\.load|ttg\.async_copy_global_to_local) .*?tensor<(\d+)x(\d+)x!tt\.ptr<[a-z]+(\d+)>")
 _WAIT = re.compile(r"ttg\.async_wait .*\{num = (\d+)")
-_PTX_PRODUCT = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma|fma\.rn\.f32)")
+_PTX_PRODUCT = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)")
+_FLOAT32_PRODUCT = 64  # instructions of one of float32; fewer combine partial results
 _PTX_VECTOR = re.compile(r"cp\.async\.cg\.\S+ .*, (?:16|0x10)\b|ld\.global\S*\.(?:v4\.[bfu]32|v2\.[bfu]64)")
 _PTX_SCALAR = re.compile(r"ld\.global\S*\.[bfsu](?:8|16)\b")
 _SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
@@ -44,18 +45,23 @@ class KeyLoop(NamedTuple):
 def faults_of(kernel: str, compiled: Any) -> list[str]:
     """Return what makes the key loops slow: loads that are awaited at once, or that are not of 16 bytes."""
     threads = 32 * compiled.metadata.num_warps
-    return list(_faults(kernel, _key_loops(compiled.asm["ttgir"], compiled.asm["ptx"]), threads))
+    return list(_faults(kernel, key_loops(compiled.asm["ttgir"], compiled.asm["ptx"]), threads))
 
 
-def spilling_loops(compiled: Any, cuobjdump: str) -> int:
-    """Return how many key loops of the machine code use local memory."""
+def listing(compiled: Any, cuobjdump: str) -> list[tuple[int, str]]:
+    """Return the addresses and instructions of the machine code."""
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(compiled.asm["cubin"])
         listed = subprocess.run([cuobjdump, "-sass", str(binary)], capture_output=True, text=True, check=True).stdout
-    code = [(int(address, 16), text) for address, text in _SASS.findall(listed)]
+    return [(int(address, 16), text) for address, text in _SASS.findall(listed)]
+
+
+def spilling_loops(compiled: Any, cuobjdump: str) -> int:
+    """Return how many key loops of the machine code use local memory."""
+    code = listing(compiled, cuobjdump)
     bodies = ("\n".join(text for at, text in code if begin <= at <= end) for begin, end in _sass_loops(code))
-    return sum(1 for body in _innermost(bodies, re.compile(r"MMA|FFMA")) if re.search(r"\b(LDL|STL)\b", body))
+    return sum(1 for body in _innermost(bodies, re.compile(r"MMA|FFMA").search) if re.search(r"\b(LDL|STL)\b", body))
 
 
 def _faults(kernel: str, loops: list[KeyLoop], threads: int) -> Iterator[str]:
@@ -69,8 +75,10 @@ def _faults(kernel: str, loops: list[KeyLoop], threads: int) -> Iterator[str]:
             yield f"a key loop has {loop.scalars} scalar loads and {loop.vectors} of 16 bytes for {loop.tile_bytes}"
 
 
-def _key_loops(ttgir: str, ptx: str) -> list[KeyLoop]:
-    bodies, compiled = _innermost(_ttgir_loops(ttgir), _PRODUCT), _innermost(_ptx_loops(ptx), _PTX_PRODUCT)
+def key_loops(ttgir: str, ptx: str) -> list[KeyLoop]:
+    """Return the key loops of a kernel, in their order."""
+    bodies = _innermost(_ttgir_loops(ttgir), _PRODUCT.search)
+    compiled = _innermost(_ptx_loops(ptx), _PTX_PRODUCT.search if _PTX_PRODUCT.search(ptx) else _multiplies)
     return [_key_loop(*pair) for pair in zip(bodies, compiled, strict=True)]
 
 
@@ -85,9 +93,13 @@ def _key_loop(body: str, ptx: str) -> KeyLoop:
     )
 
 
-def _innermost(bodies: Iterable[str], product: re.Pattern[str]) -> list[str]:
+def _multiplies(loop: str) -> bool:
+    return loop.count("fma.rn.f32") >= _FLOAT32_PRODUCT
+
+
+def _innermost(bodies: Iterable[str], multiplies: Callable[[str], object]) -> list[str]:
     """Return the loops with products that do not contain another one, in order."""
-    found = [body for body in bodies if product.search(body)]
+    found = [body for body in bodies if multiplies(body)]
     return [body for body in found if not any(other != body and other in body for other in found)]
 
 

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 _WARM_UP_RUNS = 1  # because libraries allocate their workspaces in the first run
 _SYNCHRONIZING = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}
-_EMPTY = {
+EMPTY = {
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,
     torch.ops.aten.new_empty,
@@ -102,7 +102,7 @@ class _Tape(TorchDispatchMode):
         fresh = tuple(None if _memory(one) in given else one for one in flat)
         recorded = [tree_map(self._recorded, part) for part in (args, named)]
         self._own.update({_memory(one): one.untyped_storage() for one in fresh if one is not None})
-        self._launches.append(_Launch(func, *recorded, fresh, func.overloadpacket in _EMPTY))
+        self._launches.append(_Launch(func, *recorded, fresh, func.overloadpacket in EMPTY))
         return results
 
     def note_kernel(self, run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -111,7 +111,10 @@ class _Tape(TorchDispatchMode):
     def play(self) -> None:
         for launch in self._launches:
             results = launch.run(*tree_map(_found, launch.arguments), **tree_map(_found, launch.named))
-            flat = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
+            leaves = tree_flatten(results)[0]
+            for work in (one for one in leaves if isinstance(one, torch.ScriptObject)):  # of a collective
+                work.wait()
+            flat = [one for one in leaves if isinstance(one, torch.Tensor)]
             for memory, result in zip(launch.fresh, flat, strict=True):
                 if memory is not None and launch.allocates:
                     _poison(memory)

@@ -186,7 +186,7 @@ class WatchedScheduler(Scheduler):
                 taken = [sequence.id in planned for sequence in gang]
                 assert len(set(taken)) == 1, "the samples of a request decode together"
                 left = taken[0] or not able or budget_left < len(gang)
-                assert left or self._steps.prefill.limited, "a sequence with room and budget is planned"
+                assert left or self._prefill.limited, "a sequence with room and budget is planned"
 
     def _check_states(self) -> None:
         queue = self._queue

@@ -26,7 +26,7 @@ FILES = (
     "kvmanager/**/*.py",
     "services/engine/block_client.py",
     "services/engine/replica.py",
-    "engine/schedule/planning/step_planner.py",
+    "engine/schedule/scheduler.py",
     "services/gateway/attempts.py",
 )
 # Where the nearest tests of a part are, those named like the module first.

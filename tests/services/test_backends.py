@@ -249,7 +249,7 @@ def test_prompts_are_launched_if_only_decoding_steps_can_be_recorded(
     loaded = load("llama", CPU)
     backend = make_triton_backend()(loaded.geometry, 4, 1, torch.float32)
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 4, 1)
-    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     given = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
     choice = record_steps(given, BackendChoice(backend, decoder), record)
     size = {"decoding": "the size 1, number 2 of 2", "prompts": "the size 3, number 1 of 1"}[kind]
@@ -271,7 +271,7 @@ def test_kernels_for_few_tokens_behind_a_long_prefix_run_at_the_start(
     monkeypatch.setattr(prefill, "split_count", noted)
     loaded = replace(load("llama", DEVICE), context_tokens=4096)
     backend = make_triton_backend()(loaded.geometry, 16, 2, torch.float32)
-    decoder = LlamaDecoder(loaded.model, backend, 32)
+    decoder = LlamaDecoder.of_model(loaded.model, backend, 32)
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 16, 2)
     given = BackendOptions("triton", loaded, capacity, None, 1, 16)
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else _runs_again
@@ -305,7 +305,7 @@ def test_recorded_pieces_are_used_only_if_they_give_the_logits_of_launched_steps
     loaded = load("llama", DEVICE)
     capacity = Capacity(loaded.context_tokens, loaded.vocabulary_size, 4, 1)
     backend = make_triton_backend()(loaded.geometry, 4, 1, torch.float32)  # 4 tokens are compared at most
-    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     options = BackendOptions("triton", loaded, capacity, None, 2, token_budget=3)
     with (
         caplog.at_level(logging.INFO, "quire.engine"),

@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -48,9 +49,9 @@ from services.runtime.tracing.export import create_tracing
 from tests.in_process import InProcessBlocks
 
 try:
-    from engine.schedule.capacity import Capacity
-except ImportError:  # of earlier commits
-    from engine.schedule.request import Capacity  # type: ignore[no-redef,attr-defined]
+    _CAPACITY: Any = import_module("engine.schedule.capacity")
+except ImportError:  # in earlier commits
+    _CAPACITY = import_module("engine.schedule.request")
 
 BLOCK_SIZE = 16
 VOCABULARY = 1024
@@ -146,7 +147,7 @@ class TimedBlocks(InProcessBlocks):
 def scheduler() -> Scheduler:
     """Return an empty scheduler that plans ahead, as on a GPU, with room for the largest work."""
     sequences = SETTINGS["max_sequences"]
-    capacity = Capacity(1 << 16, VOCABULARY, BLOCK_SIZE, sequences * blocks_for(4096, BLOCK_SIZE))
+    capacity = _CAPACITY.Capacity(1 << 16, VOCABULARY, BLOCK_SIZE, sequences * blocks_for(4096, BLOCK_SIZE))
     return Scheduler(capacity, Limits(max_sequences=sequences, token_budget=SETTINGS["token_budget"]), ahead=True)
 
 

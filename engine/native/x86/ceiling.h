@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "lanes.h"
 #include "numbers.h"
@@ -37,6 +38,44 @@ inline int64_t exclusive_or(const char* data, int64_t bytes) {
   return sum;
 }
 
+// Products that are added to one vector of sums: of numbers, and of 8-bit integers, summed in 32 bits. Assembly, because the
+// compiler computes one product for all equal chains.
+#ifdef QUIRE_BF16
+constexpr int kOperations = 2 * 32;
+inline void add_product(Vector& sums, Vector factor) { asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sums) : "v"(factor)); }
+#else
+constexpr int kOperations = 2 * kLanes;
+inline void add_product(Vector& sums, Vector factor) { asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sums) : "v"(factor)); }
+#endif
+#ifdef __AVX512VNNI__
+constexpr int kInt8Operations = 2 * 64;
+inline void add_product(__m512i& sums, __m512i factor) { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums) : "v"(factor)); }
+#else
+// Sums of pairs in 16 bits, then of fours: three instructions for 32 products.
+constexpr int kInt8Operations = 2 * 32;
+inline void add_product(__m256i& sums, __m256i factor) {
+  __m256i pairs;
+  asm volatile("vpmaddubsw %2, %2, %1\n\tvpmaddwd %3, %1, %1\n\tvpaddd %1, %0, %0"
+               : "+x"(sums), "=&x"(pairs) : "x"(factor), "x"(_mm256_set1_epi16(1)));
+}
+#endif
+
+// Adds `rounds` products to each of the chains, and stores one vector that depends on all. Every loop over them is unrolled:
+// otherwise the compiler keeps the sums in memory, and loads and stores take longer than the products.
+template <typename Register>
+void multiply_chains(int64_t rounds, Register factor, void* result) {
+  Register sums[kChains];
+#pragma GCC unroll 24
+  for (int i = 0; i < kChains; ++i) sums[i] = factor;
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kChains; ++i) add_product(sums[i], factor);
+  }
+#pragma GCC unroll 24
+  for (int i = 1; i < kChains; ++i) sums[0] += sums[i];
+  std::memcpy(result, &sums[0], sizeof(Register));
+}
+
 // Multiplies and adds `rounds` times; returns the number of operations.
 inline int64_t multiply_registers(int64_t rounds, float* result) {
 #ifdef QUIRE_AMX
@@ -50,27 +89,11 @@ inline int64_t multiply_registers(int64_t rounds, float* result) {
     return rounds * 4 * 2 * 16 * 16 * 32;
   }
 #endif
-  Vector sums[kChains];
-  for (int i = 0; i < kChains; ++i) sums[i] = filled(static_cast<float>(i));
-#ifdef QUIRE_BF16
-  const __m512bh factor = (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(rounds & 1));
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (int i = 0; i < kChains; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], factor, factor);
-  }
-  constexpr int kOperations = 2 * 32;
-#else
-  const Vector factor = filled(static_cast<float>(rounds & 1));
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (int i = 0; i < kChains; ++i) sums[i] = times_plus(factor, factor, sums[i]);
-  }
-  constexpr int kOperations = 2 * kLanes;
-#endif
-  for (int i = 1; i < kChains; ++i) sums[0] = plus(sums[0], sums[i]);
-  store(result, sums[0]);
+  multiply_chains(rounds, filled(static_cast<float>(rounds & 1)), result);
   return rounds * kChains * kOperations;
 }
 
-// The same with products of 8-bit integers, summed in 32 bits.
+// The same with products of 8-bit integers.
 inline int64_t multiply_int8_registers(int64_t rounds, int32_t* result) {
 #if defined(QUIRE_AMX) && defined(__AMX_INT8__)
   if (use_amx) {
@@ -84,32 +107,11 @@ inline int64_t multiply_int8_registers(int64_t rounds, int32_t* result) {
   }
 #endif
 #ifdef __AVX512VNNI__
-  __m512i sums[kChains] = {};
-  const __m512i factor = _mm512_set1_epi32(static_cast<int32_t>(rounds & 1));
-  for (int64_t round = 0; round < rounds; ++round) {
-    // Assembly, because the compiler computes one product for all equal chains, or keeps the sums in memory.
-#pragma GCC unroll 24
-    for (int i = 0; i < kChains; ++i) asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[i]) : "v"(factor));
-  }
-  for (int i = 1; i < kChains; ++i) sums[0] = _mm512_add_epi32(sums[0], sums[i]);
-  _mm512_storeu_si512(result, sums[0]);
-  return rounds * kChains * 2 * 64;
+  multiply_chains(rounds, _mm512_set1_epi32(static_cast<int32_t>(rounds & 1)), result);
 #else
-  // Sums of pairs in 16 bits, then of fours: three instructions for 32 products. The factor differs by chain, so that
-  // the compiler does not compute one product for all.
-  __m256i sums[kChains] = {}, factors[kChains];
-  for (int i = 0; i < kChains; ++i) factors[i] = _mm256_set1_epi32(static_cast<int32_t>(rounds & 1) + i);
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int64_t round = 0; round < rounds; ++round) {
-    const __m256i factor = _mm256_set1_epi32(static_cast<int32_t>(round));
-    for (int i = 0; i < kChains; ++i) {
-      sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(factors[i], factor), ones));
-    }
-  }
-  for (int i = 1; i < kChains; ++i) sums[0] = _mm256_add_epi32(sums[0], sums[i]);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(result), sums[0]);
-  return rounds * kChains * 2 * 32;
+  multiply_chains(rounds, _mm256_set1_epi32(static_cast<int32_t>(rounds & 1)), result);
 #endif
+  return rounds * kChains * kInt8Operations;
 }
 
 }  // namespace quire

@@ -40,12 +40,61 @@ using LeftOf = std::conditional_t<std::is_same_v<E, bf16>, operand, float>;
 template <typename E>
 constexpr int kInputs = std::is_same_v<E, bf16> ? 2 : 1;
 
-// Rows of a left operand. `jump` is the distance from the end of each 32 inputs to the next ones; 0: contiguous rows.
+// Left operands: rows that are `stride` apart. `jump` is the distance from the end of each 32 inputs to the next ones; 0:
+// contiguous rows.
 template <typename A>
-struct Left {
+struct Strided {
   const A* data;
-  size_t row_stride;
+  size_t stride;
   size_t jump = 0;
+
+  Strided below(int rows) const { return {data + rows * stride, stride, jump}; }
+};
+
+// Left operands whose distances are constants: [inputs / 32][16 rows][32].
+template <typename A>
+struct Tiled {
+  const A* data;
+
+  Tiled below(int rows) const { return {data + rows * 32}; }
+  const A* at(int row, int input) const { return data + row * 32 + input; }
+};
+
+// The left operand of 16 rows of a product. With AVX512, whose panels have few loads for each product, fixed distances are no
+// faster, and panels of 4 rows are slower.
+#if defined(__AVX512F__)
+inline Strided<operand> left_tile(const operand* data) { return {data, 32, 480}; }
+#else
+inline Tiled<operand> left_tile(const operand* data) { return {data}; }
+#endif
+
+// A panel's place in strided rows: at(row, input) is one of the next 16 inputs. With AVX512 the rows are found from the first.
+// With AVX2 each row has a pointer: the compiler would keep multiples of the stride in memory, and load one for each product,
+// which takes longer than the product.
+template <typename A, int rows>
+struct StridedPlace {
+#if defined(__AVX512F__)
+  const A* first;
+  const Strided<A>& of;
+
+  explicit StridedPlace(const Strided<A>& a) : first(a.data), of(a) {}
+  const A* at(int row, int input) const { return first + row * of.stride + input; }
+  void next(int k) { first += kColumns + (k % 32 ? of.jump : 0); }
+#else
+  const A* of_row[rows];
+  size_t jump;
+
+  explicit StridedPlace(const Strided<A>& a) : jump(a.jump) {
+    for (int row = 0; row < rows; ++row) of_row[row] = a.data + row * a.stride;
+  }
+  const A* at(int row, int input) const { return of_row[row] + input; }
+  void next(int k) {
+    for (int row = 0; row < rows; ++row) {
+      of_row[row] += kColumns + (k % 32 ? jump : 0);
+      asm("" : "+r"(of_row[row]));  // hides that all rows move alike
+    }
+  }
+#endif
 };
 
 // Cache lines of 256 elements, of which a panel prefetches those from `first` to `last`: all panels of the same columns
@@ -126,9 +175,8 @@ inline Vector columns_of(const bf16* step, int input, int vector) {
 }
 
 // Adds the products of 16 inputs to the sums.
-template <typename E, int rows, int blocks, typename Right>
-[[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const LeftOf<E>* a, size_t stride,
-                                                const Right& b, int k) {
+template <typename E, int rows, int blocks, typename Left, typename Right>
+[[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const Left& a, const Right& b, int k) {
   const E* columns[blocks];
   for (int block = 0; block < blocks; ++block) columns[block] = b.at(block, k);
 #pragma GCC unroll 16
@@ -138,7 +186,7 @@ template <typename E, int rows, int blocks, typename Right>
       __m512bh right[blocks];
       for (int block = 0; block < blocks; ++block) right[block] = (__m512bh)_mm512_loadu_si512(columns[block]);
       for (int row = 0; row < rows; ++row) {
-        const __m512bh left = pair(a + row * stride + input);
+        const __m512bh left = pair(a.at(row, input));
         for (int block = 0; block < blocks; ++block) sums[row][block] = _mm512_dpbf16_ps(sums[row][block], right[block], left);
       }
     }
@@ -147,7 +195,7 @@ template <typename E, int rows, int blocks, typename Right>
       for (int part = 0; part < kInputs<E>; ++part) {
         if constexpr (blocks * kVectors > rows) {
           Vector left[rows];
-          for (int row = 0; row < rows; ++row) left[row] = filled(a[row * stride + input + part]);
+          for (int row = 0; row < rows; ++row) left[row] = filled(*a.at(row, input + part));
           for (int i = 0; i < blocks * kVectors; ++i) {
             const Vector right = columns_of(columns[i / kVectors], part, i % kVectors);
             for (int row = 0; row < rows; ++row) sums[row][i] = times_plus(left[row], right, sums[row][i]);
@@ -156,7 +204,7 @@ template <typename E, int rows, int blocks, typename Right>
           Vector right[blocks * kVectors];
           for (int i = 0; i < blocks * kVectors; ++i) right[i] = columns_of(columns[i / kVectors], part, i % kVectors);
           for (int row = 0; row < rows; ++row) {
-            const Vector left = filled(a[row * stride + input + part]);
+            const Vector left = filled(*a.at(row, input + part));
             for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = times_plus(left, right[i], sums[row][i]);
           }
         }
@@ -167,16 +215,24 @@ template <typename E, int rows, int blocks, typename Right>
 }
 
 // Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums, or adds them. `inputs` is a multiple of 16.
-template <typename E, int rows, int blocks, typename Right>
-void panel(const Left<LeftOf<E>>& a, const Right& b, int inputs, float* to, size_t stride, bool add) {
+template <typename E, int rows, int blocks, typename Left, typename Right>
+void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, bool add) {
   Vector sums[rows][blocks * kVectors];
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = add ? load(to + row * stride + i * kLanes) : zeros();
   }
-  const LeftOf<E>* from = a.data;
-  for (int k = 0; k < inputs; k += kColumns) {
-    add_products<E, rows, blocks>(sums, from, a.row_stride, b, k);
-    from += kColumns + (k % 32 ? a.jump : 0);
+  if constexpr (std::is_same_v<Left, Tiled<LeftOf<E>>>) {
+    Left place = a;
+    for (int k = 0; k < inputs; k += 32, place.data += 16 * 32) {
+      add_products<E, rows, blocks>(sums, place, b, k);
+      add_products<E, rows, blocks>(sums, Left{place.at(0, kColumns)}, b, k + kColumns);
+    }
+  } else {
+    StridedPlace<LeftOf<E>, rows> place(a);
+    for (int k = 0; k < inputs; k += kColumns) {
+      add_products<E, rows, blocks>(sums, place, b, k);
+      place.next(k);
+    }
   }
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < blocks * kVectors; ++i) store(to + row * stride + i * kLanes, sums[row][i]);
@@ -184,8 +240,8 @@ void panel(const Left<LeftOf<E>>& a, const Right& b, int inputs, float* to, size
 }
 
 // The same for any number of rows, in panels of similar heights.
-template <typename E, int blocks, typename Right>
-void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
+template <typename E, int blocks, typename Left, typename Right>
+void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
   const int all = (rows + kPanelRows - 1) / kPanelRows;
   const auto lines = b.lines;
   for (int count = all; count > 0; --count) {
@@ -204,14 +260,14 @@ void panels(Left<LeftOf<E>> a, Right b, int rows, int inputs, float* to, size_t 
       default: multiply(std::integral_constant<int, 6>{});
     }
     rows -= height;
-    a.data += height * a.row_stride;
+    a = a.below(height);
     to += height * stride;
   }
 }
 
 // The same for 16 to columns_at_once(rows) columns, a multiple of 16.
-template <typename E, typename Right>
-void any_panels(const Left<LeftOf<E>>& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
+template <typename E, typename Left, typename Right>
+void any_panels(const Left& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
                 bool add) {
   switch (columns / kColumns) {
     case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);

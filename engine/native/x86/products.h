@@ -256,7 +256,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     const bool early = next >= 0 && (range.rows > 1 || kLanes < 16);
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = range.row + tile * kTall, rows = std::min(kTall, range.rows - tile * kTall);
-      const Left<operand> left{a.at(row, 0), 32, 480};
+      const auto left = left_tile(a.at(row, 0));
       const int at_once = columns_at_once(rows);
       for (int from = 0; from < columns; from += at_once) {
         const bf16* weights = w.weights + static_cast<size_t>(column + from) * w.inputs;

@@ -27,6 +27,11 @@ class Cursor(NamedTuple):
         """Whether more than the last token is not computed."""
         return not self.pending and self.sequence.group.end_of(self.sequence) - self.start > 1
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether no answer of the block manager has granted room for its next token."""
+        return self.start >= self.sequence.room
+
 
 def decoding_alone(group: Group) -> Sequence | None:
     """Return the only sequence of a group, as nearly all have one, if just its last token is not computed."""
@@ -112,6 +117,12 @@ def token_counts(gang: list[Cursor], budget: int) -> list[int]:
         return [most] if most > 0 else []
     found = [min(budget, cursor.remaining, cursor.sequence.room - cursor.start) for cursor in gang]
     return found if budget >= len(gang) and min(found) > 0 else []
+
+
+def can_compute(groups: Iterable[Group], budget: int) -> bool:
+    """Return whether the next step of these groups would compute a token."""
+    gangs, prompts = list_gangs(groups, {})
+    return any(token_counts(gang, budget) for gang in [*gangs, *([cursor] for cursor in prompts)])
 
 
 def work_of(cursor: Cursor, count: int) -> Work:

@@ -78,9 +78,10 @@ class BlockPlanner:
         """Whether copies must run before the next step."""
         return bool(self._copies)
 
-    def awaits_blocks(self, sequence: Sequence) -> bool:
-        """Return whether a sequence lacks room because a result is late, not because the pool is full."""
-        return self._pending is not None and (self._extensions.requested(sequence) or self._view.least_available > 0)
+    def count_skipped(self, sequence: Sequence) -> None:
+        """Count a sequence that sits out, if it lacks room because a result is late, not because the pool is full."""
+        late = self._pending is not None and (self._extensions.requested(sequence) or self._view.least_available > 0)
+        self._queue.totals.count_skipped(late)
 
     def take_copies(self) -> tuple[Copies, ...]:
         """Return the copies of the results since the last call."""

@@ -297,7 +297,7 @@ def gpu_decoder(loaded: LoadedModel, backend: "TritonBackend", modules: ModulesD
 
     if not is_llama_shaped(loaded.model):
         return modules
-    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     return decoder if matches("the GPU's decoder", decoder, modules, loaded, backend) else modules
 
 

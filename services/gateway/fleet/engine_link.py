@@ -16,6 +16,7 @@ from services.gateway.fleet.in_flight_requests import InFlightRequests
 from services.gateway.fleet.load_estimate import CurrentLoad, LoadEstimate
 from services.gateway.fleet.observer import FleetObserver
 from services.gateway.fleet.request_stream import Event, RequestStream
+from services.gateway.fleet.token_pacing import TokenPacing
 from services.runtime import transport
 from services.runtime.errors import (
     FIELD_METADATA,
@@ -64,6 +65,7 @@ class LinkOptions:
     load_window_seconds: float
     tls: ClientTLS | None = None
     max_buffered_tokens: int = 4096
+    pacing: TokenPacing = field(default_factory=TokenPacing)
     observer: FleetObserver = field(default_factory=FleetObserver)
     connect: "Connect | None" = None
 
@@ -86,7 +88,8 @@ class EngineLink:
         self._connect = options.connect or self._open_channel
         self._timeout_seconds = options.timeout_seconds
         self._observer = options.observer
-        self._requests = InFlightRequests(options.max_buffered_tokens)
+        self._requests = InFlightRequests(options.max_buffered_tokens, options.pacing)
+        self._pacing = options.pacing
         self._description: pb.GetEngineResponse | None = None
         self._stub: pb_grpc.EngineAsyncStub | None = None
         self._request_blocks = 0
@@ -224,6 +227,7 @@ class EngineLink:
                 response = await call.read()
             if not isinstance(response, pb.ServeResponse):
                 return
+            self._pacing.on_step()
             self._update_state(response)
             if not self.readiness.ready:
                 log.info("engine at %s serves %s", self.address, description.model)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.v1 import engine_pb2 as pb
 from services.gateway.fleet.request_stream import Event, RequestStream
+from services.gateway.fleet.token_pacing import TokenPacing
 from services.runtime.errors import RequestExists
 
 
@@ -23,8 +24,9 @@ class InFlightRequests:
     At most `max_buffered_tokens` of a request's tokens stay unread. Times are in seconds.
     """
 
-    def __init__(self, max_buffered_tokens: int) -> None:
+    def __init__(self, max_buffered_tokens: int, pacing: TokenPacing | None = None) -> None:
         self._max_buffered_tokens = max_buffered_tokens
+        self._pacing = pacing or TokenPacing()
         self._outgoing: asyncio.Queue[pb.ServeRequest | None] = asyncio.Queue()
         self._streams: dict[str, RequestStream] = {}
         self._released: dict[str, _Released] = {}
@@ -38,7 +40,7 @@ class InFlightRequests:
             raise RequestExists(f"request_id {submission.request_id!r} is live", "request_id")
         if released := self._released.get(submission.request_id):
             submission.attempt = max(submission.attempt, released.attempt + 1)
-        stream = RequestStream(submission, self._max_buffered_tokens)
+        stream = RequestStream(submission, self._max_buffered_tokens, pacing=self._pacing)
         self._streams[submission.request_id] = stream
         self._outgoing.put_nowait(pb.ServeRequest(submission=submission))
         return stream

@@ -299,11 +299,11 @@ class _RequestMetrics(RequestObserver):
     def on_started(self, started: gateway_pb2.Started) -> None:
         self._max_tokens = started.max_tokens
 
-    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
-        count, last, series = len(delta.token_ids), self._last_tokens_at, self._series
+    def on_tokens(self, sample: int, count: int, now: float) -> None:
+        last, series = self._last_tokens_at, self._series
         if not count or series is None:
             return
-        self._lengths[delta.sample] += count
+        self._lengths[sample] += count
         self._last_tokens_at = now
         inter_token = series.distributions["inter_token"]
         if last is not None:

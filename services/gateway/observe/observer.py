@@ -61,8 +61,8 @@ class RequestObserver:
     def on_started(self, started: gateway_pb2.Started) -> None:
         """An engine has started the request."""
 
-    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
-        """A sample has new text or tokens."""
+    def on_tokens(self, sample: int, count: int, now: float) -> None:
+        """A sample has new text or tokens; `count` is the number of tokens."""
 
     def on_slow_client(self) -> None:
         """The request is being cancelled because its client does not read."""

@@ -22,9 +22,9 @@ def _forwarding(kind: Kind) -> Kind:
     return kind
 
 
-def _forwarded(name: str, receivers: str = "observers") -> Callable[..., None]:
+def _forwarded(name: str) -> Callable[..., None]:
     def forward(self: "GatewayObservers | RequestObservers", *arguments: Any, **named: Any) -> None:
-        for observer in getattr(self, receivers):
+        for observer in self.observers:
             try:
                 getattr(observer, name)(*arguments, **named)
             except Exception as error:
@@ -59,9 +59,15 @@ class RequestObservers(RequestObserver):
     def __init__(self, observers: Sequence[RequestObserver], failures: ObserverFailures) -> None:
         self.observers = observers
         self.failures = failures
-        self.token_observers = [one for one in observers if not _ignores_tokens(one)]
+        self._token_observers = [one for one in observers if not _ignores_tokens(one)]
 
-    on_tokens = _forwarded("on_tokens", "token_observers")  # only to those, because it is called for every token
+    def on_tokens(self, sample: int, count: int, now: float) -> None:
+        """Forward only to observers of tokens, because it is called for every token."""
+        for observer in self._token_observers:
+            try:
+                observer.on_tokens(sample, count, now)
+            except Exception as error:
+                self.failures.add(observer, "on_tokens", error)
 
 
 @_forwarding

@@ -31,6 +31,8 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Add token ids; return the text that is final now, which may be empty."""
+        if len(ids) == 1:
+            return self._push(ids[0])
         return "".join([self._push(token_id) for token_id in ids])
 
     def finish(self) -> str:

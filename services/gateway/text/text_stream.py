@@ -25,6 +25,10 @@ class TextStream:
         self._has_stops = bool(stopping.stop_strings)
         self._tokens_before_stop = stopping.min_tokens
 
+    def push_inner(self, token_ids: list[int]) -> str:
+        """Add tokens without stop strings; return the new text."""
+        return self._detokenizer.push(token_ids)
+
     def push(self, token_ids: list[int]) -> TextDelta:
         """Add tokens one at a time, up to the token that completes a stop string."""
         if not self._has_stops:

@@ -53,7 +53,7 @@ class Place:
         self.devices: list[int] = []
         self.loaded = replace(loaded, device=SECOND)
         self.backend = TritonBackend(loaded.geometry, 16, 8, torch.float32, SECOND, host_blocks=2)
-        self.decoder = LlamaDecoder(loaded.model, self.backend, loaded.context_tokens)
+        self.decoder = LlamaDecoder.of_model(loaded.model, self.backend, loaded.context_tokens)
         self.devices.clear()
 
     def runner(self) -> ModelRunner:

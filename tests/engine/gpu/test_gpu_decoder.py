@@ -33,7 +33,9 @@ from tests.engine_in_process import GREEDY, EngineInProcess
 pytest.importorskip("triton")
 
 from engine.gpu.graphs import CudaRecorder, RecordedDecoder, Recorder, Result, Run, batch_sizes
-from engine.gpu.llama import LlamaDecoder, _fused
+from engine.gpu.llama import LlamaDecoder
+from engine.gpu.llama_weights import fused
+from engine.triton_kernels.embedding import embed_part
 from engine.triton_kernels.gated import silu_gated
 from engine.triton_kernels.norm import add_and_norm
 
@@ -117,7 +119,7 @@ def test_logits_are_those_of_the_models_modules(checkpoint: Checkpoint, kind: st
     expected = [logits(reference, *part) for part in parts]
     assert is_llama_shaped(loaded.model)
     backend = make_triton_backend()(loaded.geometry, BLOCK, 32, dtype)
-    decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     found = [logits(ModelRunner(loaded, backend, BLOCK, decoder=decoder), *part) for part in parts]
     for ours, theirs in zip(found, expected, strict=True):
         assert float((ours - theirs).square().mean().sqrt() / theirs.std()) < TOLERANCES[dtype]
@@ -128,7 +130,7 @@ def test_the_models_modules_share_the_weights_that_were_fused(tiny_model: Tiny) 
     attention = loaded.model.model.layers[0].self_attn
     before = attention.k_proj.weight.detach().clone()
     backend = make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32)
-    LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+    LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     weights = [one.weight for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
     assert torch.equal(weights[1], before)
     assert len({one.untyped_storage().data_ptr() for one in weights}) == 1
@@ -141,12 +143,14 @@ def test_matrices_that_were_loaded_side_by_side_are_not_copied(tiny_model: Tiny)
     matrix = torch.cat([one.weight.detach() for one in parts])
     for one, rows in zip(parts, matrix.split([len(one.weight) for one in parts]), strict=True):
         one.weight.data = rows
-    LlamaDecoder(loaded.model, make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32), loaded.context_tokens)
+    LlamaDecoder.of_model(
+        loaded.model, make_triton_backend()(loaded.geometry, BLOCK, 4, torch.float32), loaded.context_tokens
+    )
     assert attention.q_proj.weight.data_ptr() == matrix.data_ptr()
-    fused = _fused(parts)
-    assert fused.data_ptr() == matrix.data_ptr()
-    assert torch.equal(fused, matrix)
-    assert _fused(parts[::-1]).data_ptr() != matrix.data_ptr(), "in another order they are"
+    together = fused(parts)
+    assert together.data_ptr() == matrix.data_ptr()
+    assert torch.equal(together, matrix)
+    assert fused(parts[::-1]).data_ptr() != matrix.data_ptr(), "in another order they are"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -162,6 +166,38 @@ def test_a_sum_is_normalized_as_in_the_modules(hidden: int, dtype: torch.dtype) 
         assert_close(add_and_norm(residual, None, norm.weight, 1e-5), first)
         assert_close(add_and_norm(residual, computed, norm.weight, 1e-5), expected)
     assert torch.equal(residual, summed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_parts_of_a_product_are_added_in_their_order_in_float32_and_rounded_once(
+    parts: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(parts)
+    residual, computed = (
+        torch.randn(7, 576, device=DEVICE).to(dtype),
+        torch.randn(parts, 7, 576, device=DEVICE).to(dtype),
+    )
+    norm = LlamaRMSNorm(576, 1e-5).to(DEVICE, dtype)
+    summed = residual.float()
+    for part in computed:
+        summed = summed + part.float()
+    normed = add_and_norm(residual, computed, norm.weight.detach(), 1e-5)
+    assert torch.equal(residual, summed.to(dtype))
+    with torch.inference_mode():
+        assert_close(normed, norm(residual))
+
+
+@pytest.mark.parametrize("rows", [0, 9])
+def test_a_part_of_the_vocabulary_has_its_rows_and_zeros_for_other_tokens(rows: int) -> None:
+    embedding, tokens = torch.randn(rows, 100, device=DEVICE), torch.tensor([3, 2, 4, 11, 12, 0, 500], device=DEVICE)
+    output = torch.full((7, 100), 7.0, device=DEVICE)
+    embed_part(embedding, 3, tokens, output)
+    expected = torch.zeros_like(output)
+    for place, token in enumerate(tokens.tolist()):
+        if 3 <= token < 3 + rows:
+            expected[place] = embedding[token - 3]
+    assert torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -291,7 +327,7 @@ def test_a_whole_step_of_kernels_can_be_captured(checkpoint: Checkpoint, decode:
     backend = make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32)
     decoder: Decoder = ModulesDecoder(loaded, backend)
     if decode == "few launches":
-        decoder = LlamaDecoder(loaded.model, backend, loaded.context_tokens)
+        decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
     recorded = RecordedDecoder(decoder, GRAPHS, BLOCK, 8, [1, 3], DEVICE)
     recorded.prepare(lambda done, of: gc.collect())
     make = partial(ModelRunner, loaded, backend, BLOCK)

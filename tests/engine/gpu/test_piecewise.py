@@ -51,7 +51,7 @@ class Model:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.caches = [make_triton_backend()(loaded.geometry, BLOCK, 12, torch.float32) for _ in range(2)]
-        ours, reference = (LlamaDecoder(loaded.model, cache, loaded.context_tokens) for cache in self.caches)
+        ours, reference = (LlamaDecoder.of_model(loaded.model, cache, loaded.context_tokens) for cache in self.caches)
         self.others = Launched(ours)
         self.pieces = PiecewiseDecoder(ours, self.others, GRAPHS, SIZES)
         self.runners = [

@@ -243,8 +243,11 @@ class TestRecorded:
             batch.ends.copy_(torch.tensor(lengths))
             work.partial_output.fill_(math.nan)
             backend.list_work(1, work, batch, 6, None)
-            backend.decode(1, query, output, batch, self.SINKS, work)
-            self.check(backend, batch, query, output, lengths)
+            for _layer in range(2):  # the second begins with the counters that the first leaves
+                output.fill_(7.0)
+                backend.decode(1, query, output, batch, self.SINKS, work)
+                self.check(backend, batch, query, output, lengths)
+                assert not work.arrived.any()
 
     @ON_A_GPU
     def test_a_graph_captured_once_is_replayed_for_any_lengths(self, backend: TritonBackend, batch: PagedBatch) -> None:
@@ -278,20 +281,22 @@ class TestBlocks:
 
     @pytest.mark.skipif(DEVICE.type != "cpu", reason="launches are counted under the interpreter")
     @pytest.mark.parametrize("direction", Direction)
+    @pytest.mark.parametrize(("size", "programs", "warps"), [(128, 4, 16), (4, 20, 1)])
     def test_many_blocks_are_swapped_by_one_launch_of_few_programs(
-        self, direction: Direction, monkeypatch: pytest.MonkeyPatch
+        self, direction: Direction, size: int, programs: int, warps: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """Blocks of 64 KiB by 4 programs; of 2 KiB by one for each of the 20."""
         from triton.runtime.interpreter import InterpretedFunction
 
-        launched: list[tuple[int, ...]] = []
+        launched: list[tuple[tuple[int, ...], int]] = []
         plain = InterpretedFunction.run
 
         def run(kernel: Any, *arguments: Any, grid: tuple[int, ...], **named: Any) -> None:
-            launched.append(grid)
+            launched.append((grid, named["num_warps"]))
             plain(kernel, *arguments, grid=grid, **named)
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
-        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, 4), 4, 40, torch.float32, host_blocks=40)
+        backend = make_triton_backend()(CacheGeometry.uniform(2, 2, size), 16, 40, torch.float32, host_blocks=40)
         assert backend.host_cache is not None
         source, target = backend.cache, backend.host_cache
         if direction is Direction.HOST_TO_DEVICE:
@@ -301,7 +306,7 @@ class TestBlocks:
         expected = torch.zeros_like(target)
         expected[2:41:2] = source[range(39, 0, -2)]
         assert torch.equal(target, expected)
-        assert launched == [(16,)]
+        assert launched == [((programs,), warps)]
 
     def test_a_write_changes_its_own_slots_only_and_attending_and_padding_none(self) -> None:
         shapes = (LayerShape(3, 4, 4), LayerShape(2, 4, 6), LayerShape(1, 4, 4))

@@ -76,7 +76,7 @@ def test_steps_of_the_decoder_with_few_launches_do_not_wait_recorded_or_not(
     checkpoint: Checkpoint, device: torch.device
 ) -> None:
     place = Place(checkpoint, "qwen3", device)
-    decoder = LlamaDecoder(place.loaded.model, place.backend, place.loaded.context_tokens)
+    decoder = LlamaDecoder.of_model(place.loaded.model, place.backend, place.loaded.context_tokens)
     place.check(decoder, PROMPTS, AHEAD)
     recorded = RecordedDecoder(decoder, _record, 16, 6, [1, 2], device)
     place.check(recorded, PROMPTS, AHEAD)

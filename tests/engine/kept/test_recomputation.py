@@ -104,7 +104,7 @@ def test_a_block_that_is_found_twice_is_missing_once(tiny_model: Tiny, random_pr
     wrong = [WrongBlock(0, False, 3, reason) for reason in (CondemnReason.HIT, CondemnReason.RECOMPUTATION)]
     before = engine.scheduler.capacity.device_blocks
     for one in wrong:
-        engine.scheduler._condemn([one])
+        engine.scheduler._proven.condemn([one], engine.scheduler.requests.now)
     assert engine.scheduler.capacity.device_blocks == before - 1
     engine.submit(random_prompt(30), 2)
     engine.run()

@@ -1,5 +1,7 @@
 """Seals of blocks: what a process finds after the one that wrote them."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,14 @@ def test_an_opened_block_contains_nothing(memory: bytearray) -> None:
     seals.seal(2, Sealing(key(7), 0, 0))
     seals.open([1, 2, 2])
     assert (seals.sealing(2), seals.cached(0)) == (None, {})
+
+
+def test_a_seal_that_is_half_written_is_none(memory: bytearray) -> None:
+    seals = Seals(memory, BLOCKS)
+    seals.seal(2, Sealing(key(7), 3, 1))
+    with pytest.raises(struct.error):
+        seals.seal(2, Sealing(key(8), 0, 0, checksum=None))  # type: ignore[arg-type]  # of what is written last
+    assert (seals.sealing(2), Seals(memory, BLOCKS).cached(0)) == (None, {})
 
 
 def test_a_withheld_block_stays_withheld(memory: bytearray) -> None:

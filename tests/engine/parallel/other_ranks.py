@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from engine.parallel import TorchRanks
 from engine.parallel.loading import ModelFolder
 from engine.parallel.worker import Worker
 from engine.run.forward import ForwardPass
+from tests.engine.triton_case import make_triton_backend
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
@@ -28,11 +30,12 @@ FORKING.set_forkserver_preload(["tests.engine.parallel.other_ranks"])
 
 
 class Sizes(NamedTuple):
-    """Sizes of every rank's cache."""
+    """Sizes of every rank's cache, and whether it is that of fused kernels."""
 
     block_size: int
     device_blocks: int
     host_blocks: int = 0
+    fused: bool = False
 
 
 class RankModel:
@@ -43,7 +46,8 @@ class RankModel:
         mine = ModelFolder(folder, ranks.size).load(ranks, torch.float32, _CPU)
         self.loaded = loaded = mine.loaded
         blocks, host_blocks = ranks.minimum(sizes.device_blocks), ranks.minimum(sizes.host_blocks)
-        self.backend = TorchBackend(loaded.geometry, sizes.block_size, blocks, host_blocks=host_blocks)
+        kind = partial(make_triton_backend(), dtype=torch.float32) if sizes.fused else TorchBackend
+        self.backend = kind(loaded.geometry, sizes.block_size, blocks, host_blocks=host_blocks)
         self.decoder = mine.decoder(self.backend)
 
 

@@ -21,6 +21,8 @@ def use(ranks: Ranks) -> Results:
     return {
         "reduced": ranks.all_reduce(mine.clone()).tolist(),
         "gathered": ranks.gather(mine).tolist(),
+        "gathered by all": ranks.all_gather(mine).tolist(),
+        "in 16 bits": ranks.all_reduce(mine.bfloat16()).tolist(),
         "broadcast": ranks.broadcast(torch.tensor([ranks.rank, 7])).tolist(),
         "bytes": ranks.broadcast_bytes(bytes([ranks.rank, 200])),
         "no bytes": ranks.broadcast_bytes(b"x" * ranks.rank),
@@ -32,7 +34,9 @@ def test_one_rank_has_its_own_values() -> None:
     mine = [[0.0, 1.0], [2.0, 3.0]]
     assert use(OneRank()) == {
         "reduced": mine,
-        "gathered": mine,
+        "gathered": [mine],
+        "gathered by all": [mine],
+        "in 16 bits": mine,
         "broadcast": [0, 7],
         "bytes": b"\0\xc8",
         "no bytes": b"",
@@ -47,9 +51,9 @@ def test_processes_exchange_their_values(size: int, gloo: Callable[[int], list[R
     summed = torch.tensor(own).sum(dim=0).tolist()
     for rank, result in enumerate(results):
         assert result["reduced"] == summed
-        assert result["gathered"] == (
-            torch.cat([torch.tensor(one) for one in own], 1).tolist() if rank == 0 else own[rank]
-        )
+        assert result["in 16 bits"] == summed
+        assert result["gathered"] == ([own[rank]] if rank else own)
+        assert result["gathered by all"] == own
         assert result["broadcast"] == [0, 7]
         assert result["bytes"] == b"\0\xc8"
         assert result["no bytes"] == b""

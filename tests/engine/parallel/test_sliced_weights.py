@@ -9,14 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.attention import TorchBackend
-from engine.attention.cache import CacheGeometry
 from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
 from engine.model.staging import Staging
 from engine.native.formats.gguf.file import GgufFile
 from engine.parallel import OneRank, Shard
-from engine.parallel.llama import ParallelLlama
+from engine.parallel.llama_slice import LlamaSlice
 from engine.parallel.sliced_weights import ALL, SlicedWeights
 from tests.engine.families import FAMILIES
 from tests.engine.families import Checkpoint as Folder
@@ -42,16 +40,16 @@ def slices(folder: Path, dtype: torch.dtype = torch.bfloat16, staging: Staging |
     return SlicedWeights(folder, dtype, CPU, staging)
 
 
-def decoder_of(folder: Path, shard: Shard, weights: SlicedWeights) -> ParallelLlama:
+def slice_of(folder: Path, shard: Shard, weights: SlicedWeights) -> LlamaSlice:
     shape = LlamaShape.of(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)))
-    geometry = shard.local_geometry(CacheGeometry.uniform(shape.layers, shape.kv_heads, shape.head_size))
-    return ParallelLlama(shape, weights, TorchBackend(geometry, 16, 2), Rank(shard), 64)
+    return LlamaSlice.read(shape, weights, Rank(shard), 64)
 
 
-def tensors_of(decoder: ParallelLlama) -> list[torch.Tensor]:
-    values = [getattr(layer, one.name) for layer in decoder._layers for one in fields(layer)]
+def tensors_of(own: LlamaSlice) -> list[torch.Tensor]:
+    weights = own.weights
+    values = [getattr(layer, one.name) for layer in weights.layers for one in fields(layer)]
     values = [tensor for value in values for tensor in (value if isinstance(value, tuple) else (value,))]
-    return [decoder._embedding, decoder._head, decoder._final_norm, *(one for one in values if torch.is_tensor(one))]
+    return [weights.embedding, weights.head, weights.final_norm, *(one for one in values if torch.is_tensor(one))]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
@@ -59,9 +57,7 @@ def tensors_of(decoder: ParallelLlama) -> list[torch.Tensor]:
 def test_the_weights_of_a_rank_are_the_same_through_staging(checkpoint: Folder, kind: str, shard: Shard) -> None:
     folder, device = checkpoint(FAMILIES[kind]), FakeDevice()
     expected, staged = slices(folder), slices(folder, staging=device.staging)
-    pairs = zip(
-        *(map(tensors_of, (decoder_of(folder, shard, expected), decoder_of(folder, shard, staged)))), strict=True
-    )
+    pairs = zip(*(map(tensors_of, (slice_of(folder, shard, expected), slice_of(folder, shard, staged)))), strict=True)
     for ours, theirs in pairs:
         assert torch.equal(ours, theirs)
         assert theirs.is_contiguous()

@@ -12,6 +12,7 @@ from tests.engine.families import FAMILIES, write_checkpoint
 from tests.engine.mixed_batch import COUNT, GREEDIER, SEQUENCES, MixedEngine, check, mixed_batch, run
 from tests.engine.parallel.engine_of_ranks import ParallelEngine, compare_contents
 from tests.engine.parallel.other_ranks import Sizes, other_ranks
+from tests.engine.triton_case import DEVICE
 
 Tiny = Callable[[str], Path]
 MAX_TOKENS = 8
@@ -43,6 +44,17 @@ def test_two_ranks_have_the_tokens_of_one(folder: Path, requests: list[Request],
         run(engine, requests)
     check(engine, requests)
     assert engine.most_running == COUNT
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="both ranks would use one GPU")
+def test_two_ranks_with_few_launches_have_the_tokens_of_one(folder: Path, requests: list[Request]) -> None:
+    pytest.importorskip("triton")
+    few = requests[:3]
+    with other_ranks(folder, 2, Sizes(BLOCK_SIZE, 100, fused=True)) as others:
+        assert type(others.mine.decoder).__name__ == "FusedParallelLlama"
+        engine = ParallelEngine(folder, others, device_blocks=100, ahead=True)
+        run(engine, few)
+    check(engine, few)
 
 
 @pytest.mark.parametrize("preemption", [Preemption.SWAP, Preemption.RECOMPUTE])

@@ -116,7 +116,7 @@ class Events(GatewayObserver, RequestObserver):
     def on_started(self, started: gateway_pb2.Started) -> None:
         self.names.append("started")
 
-    def on_tokens(self, delta: gateway_pb2.Delta, now: float) -> None:
+    def on_tokens(self, sample: int, count: int, now: float) -> None:
         self.names.append("tokens")
 
     def on_ended(self, finished: gateway_pb2.Finished, now: float) -> None:

@@ -14,27 +14,29 @@ from tests.running_quire import RunningQuire
 from tests.services.gateway.handler_in_process import running_service
 
 TOKENS = 40
-GUILTY = "the stop string of the guilty request"
+GUILTY = "the word of the guilty request"
 
 
 class Oops(Exception):
     pass
 
 
+@pytest.mark.parametrize("method", ["_delta", "_write_tokens"])
 def test_an_internal_error_fails_only_its_request(
-    tiny_quire: RunningQuire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tiny_quire: RunningQuire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delta = Generation._delta
+    """Whether the task of the request meets it, or the link to the engine, which writes tokens."""
+    faultless = getattr(Generation, method)
 
-    def with_delta(generation: Generation, index: int, batch: object) -> object:
-        if GUILTY in generation.request.request.stopping.stop_strings:
+    def with_fault(generation: Generation, *arguments: object) -> object:
+        if generation.request.request.cache.salt == GUILTY:
             raise Oops("secret")
-        return delta(generation, index, batch)  # type: ignore[arg-type]
+        return faultless(generation, *arguments)
 
-    monkeypatch.setattr(Generation, "_delta", with_delta)
+    monkeypatch.setattr(Generation, method, with_fault)
     request = prompt_request("The quick brown fox", TOKENS)
     guilty = prompt_request("The quick brown fox", TOKENS)
-    guilty.stopping.stop_strings.append(GUILTY)
+    guilty.cache.salt = GUILTY
 
     address = f"unix:{tmp_path}/gateway.sock"
     settings = GatewaySettings(listen=address, engines=tiny_quire.addresses["engine"], http_listen="")

@@ -129,7 +129,7 @@ void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chu
     if (use_amx && size % 32 == 0) return score_with_tiles(query, rows, size, chunk, ahead, scores);
   }
 #endif
-  const Left<LeftOf<E>> left{query, static_cast<size_t>(size)};
+  const Strided<LeftOf<E>> left{query, static_cast<size_t>(size)};
   const int at_once = columns_at_once(rows);
   for (int slot = 0; slot < chunk.slots; slot += at_once) {
     const KeyColumns<E> right{chunk.keys + slot / kSlots, ahead ? ahead + slot / kSlots : nullptr};
@@ -149,7 +149,7 @@ void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& ch
   }
 #endif
   (void)s;
-  const Left<LeftOf<E>> left{weights, kChunk};
+  const Strided<LeftOf<E>> left{weights, kChunk};
   const int at_once = columns_at_once(rows);
   for (int d = 0; d < size; d += at_once) {
     const ValueColumns<E> right{chunk.values, ahead, d, static_cast<size_t>(size)};

@@ -151,3 +151,64 @@ def test_an_event_wakes_the_reader() -> None:
         return await reader
 
     assert asyncio.run(both()) == [STARTED]
+
+
+async def a_waiting_reader(stream: RequestStream) -> "asyncio.Task[list[Event]]":
+    reader = asyncio.create_task(stream.next_events(None))
+    await asyncio.sleep(0)
+    return reader
+
+
+def test_tokens_are_received_while_the_reader_waits_and_does_not_wake_up() -> None:
+    async def received() -> None:
+        stream, taken = a_stream(), list[Event]()
+        stream.receiver = lambda tokens: not taken.append(tokens)
+        reader = await a_waiting_reader(stream)
+        for token in (1, 2):
+            stream.put(tokens(0, token))
+        await asyncio.sleep(0)
+        assert not reader.done()
+        stream.put(FINISHED)
+        assert await reader == [FINISHED]
+        assert taken == [tokens(0, 1), tokens(0, 2)]
+
+    asyncio.run(received())
+
+
+def test_no_token_is_received_while_others_are_unread() -> None:
+    async def unread() -> None:
+        stream, taken = a_stream(), list[Event]()
+        stream.receiver = lambda tokens: not taken.append(tokens)
+        stream.put(tokens(0, 1))
+        assert await stream.next_events(None) == [tokens(0, 1)], "nobody waited"
+        reader = await a_waiting_reader(stream)
+        stream.put(STARTED)
+        stream.put(tokens(0, 2))
+        assert await reader == [STARTED, tokens(0, 2)]
+        assert not taken
+
+    asyncio.run(unread())
+
+
+def test_tokens_that_are_not_received_are_read() -> None:
+    async def declined() -> list[Event]:
+        stream = a_stream()
+        stream.receiver = lambda _: False
+        reader = await a_waiting_reader(stream)
+        stream.put(tokens(0, 1))
+        stream.put(tokens(0, 2))
+        return await reader
+
+    assert asyncio.run(declined()) == [tokens(0, 1, 2)]
+
+
+def test_an_error_of_the_receiver_is_the_readers() -> None:
+    async def failing() -> None:
+        stream = a_stream()
+        stream.receiver = lambda tokens: 1 // (tokens.sample * 0) == 1
+        reader = await a_waiting_reader(stream)
+        stream.put(tokens(0, 1))
+        with pytest.raises(ZeroDivisionError):
+            await reader
+
+    asyncio.run(failing())

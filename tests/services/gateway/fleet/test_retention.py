@@ -87,7 +87,7 @@ def serve(shown: GatewayMetrics, engine: str, model: str = MODEL) -> None:
     """Record each event that has a series of an engine or its model."""
     one = a_request(shown, engine, model)
     shown.on_routed(model, engine, "prefix", 7)
-    one.on_tokens(gateway_pb2.Delta(token_ids=[1]), 0.1)
+    one.on_tokens(0, 1, 0.1)
     shown.on_failover(model, engine, "lost")
     shown.on_cancelled(model, engine, 0.1)
     shown.on_rejected(model, RejectionReason.MAX_REQUESTS)

@@ -42,9 +42,10 @@ def test_an_exception_in_an_observer_is_only_logged_once(
         for observer, request in zip(observers, requests, strict=True):
             observer.on_request = lambda _, request=request: request  # type: ignore[method-assign, misc]
         combined = combined.on_request(INFO)
+    arguments: tuple[object, ...] = (0, 1, 2.0) if method == "on_tokens" else (INFO,)
     for _ in range(3):
-        getattr(combined, method)(INFO)
-    assert raising.seen == other.seen == [(INFO,)] * 3
+        getattr(combined, method)(*arguments)
+    assert raising.seen == other.seen == [arguments] * 3
     (message,) = [one.getMessage() for one in caplog.records]
     assert f"(logged once): {kind.__name__}.{method} raised ValueError: secretsecret" in message
     assert len(message) < 300

@@ -45,18 +45,14 @@ ENDINGS = ("stop", "length", "abort", "error")
 FIRST, BETWEEN = "quire_time_to_first_token_seconds", "quire_inter_token_latency_seconds"
 
 
-def delta(*token_ids: int, sample: int = 0) -> gateway_pb2.Delta:
-    return gateway_pb2.Delta(sample=sample, text="x", token_ids=token_ids)
-
-
 def finished(reason: decoding_pb2.FinishReason.ValueType) -> gateway_pb2.Finished:
     return gateway_pb2.Finished(samples=[gateway_pb2.SampleFinish(reason=reason)])
 
 
 def test_latencies_of_tokens_and_the_end_are_observed() -> None:
     shown = Shown()
-    shown.request.on_tokens(delta(1), ARRIVAL + 2)
-    shown.request.on_tokens(delta(2), ARRIVAL + 3)
+    shown.request.on_tokens(0, 1, ARRIVAL + 2)
+    shown.request.on_tokens(0, 1, ARRIVAL + 3)
     assert shown.open_streams() == 1
     shown.request.on_ended(finished(decoding_pb2.FINISH_REASON_LENGTH), ARRIVAL + 4)
     assert shown.distribution(FIRST) == (1, 2.0)
@@ -68,8 +64,8 @@ def test_latencies_of_tokens_and_the_end_are_observed() -> None:
 
 def test_tokens_of_one_delta_share_the_time_and_text_alone_counts_as_none() -> None:
     shown = Shown()
-    for now, ids in enumerate(((1, 2, 3), (), (4, 5)), start=1):
-        shown.request.on_tokens(delta(*ids), ARRIVAL + now)
+    for now, count in enumerate((3, 0, 2), start=1):
+        shown.request.on_tokens(0, count, ARRIVAL + now)
     assert shown.distribution(FIRST) == (1, 1.0)
     assert shown.distribution(BETWEEN) == (4, 2.0)
     shown.request.on_ended(finished(decoding_pb2.FINISH_REASON_STOP), ARRIVAL + 4)
@@ -86,8 +82,8 @@ def test_sizes_and_times_of_a_finished_request_are_observed() -> None:
     end.timing.decode.FromMilliseconds(1500)
     shown = Shown()
     shown.request.on_started(gateway_pb2.Started(max_tokens=9))
-    for sample, ids in ((0, [1, 2]), (1, [3]), (0, [4, 5])):
-        shown.request.on_tokens(delta(*ids, sample=sample), ARRIVAL)
+    for sample, count in ((0, 2), (1, 1), (0, 2)):
+        shown.request.on_tokens(sample, count, ARRIVAL)
     shown.request.on_ended(end, ARRIVAL + 3)
     expected = {
         "prompt_tokens": 7,
@@ -121,7 +117,7 @@ def test_sizes_and_times_of_a_finished_request_are_observed() -> None:
 )
 def test_errors_have_a_finished_reason_and_rejections_none(error: BaseException, endings: dict[str, float]) -> None:
     shown = Shown()
-    shown.request.on_tokens(delta(1), ARRIVAL + 1)
+    shown.request.on_tokens(0, 1, ARRIVAL + 1)
     shown.request.on_failed(error, ARRIVAL + 2)
     assert shown.endings() == endings
     assert shown.distribution("quire_e2e_request_latency_seconds") == (0, 0)

@@ -1,13 +1,22 @@
-"""Computes the blocks of some hits again and compares K and V: a checksum cannot find a block that was sealed wrong.
+"""Compares what groups are admitted with, before anything is computed from it, and withdraws wrong blocks.
 
-A recomputation is a request of its own that shares no block and gives none a key. It is the last in the order, so that
+A checksum cannot find a block that was sealed wrong, so the blocks of some hits are computed again and compared. A
+recomputation is a request of its own that shares no block and gives none a key. It is the last in the order, so that
 it runs when nothing else waits, and is preempted first. There is one at a time.
 """
 
 from collections.abc import Sequence
 
 from engine.schedule.live_requests import LiveRequests
-from engine.schedule.pool.condemnations import AdmittedBlocks, Proof, WrongBlock
+from engine.schedule.pool.admission import Admitted
+from engine.schedule.pool.block_planner import BlockPlanner
+from engine.schedule.pool.condemnations import (
+    AdmittedBlocks,
+    Proof,
+    WrongBlock,
+    admitted_blocks,
+    may_have_been_read,
+)
 from engine.schedule.pool.pool_view import PoolView
 from engine.schedule.request import Request, Sampling, Stopping
 from engine.schedule.request_queue import RequestQueue
@@ -17,6 +26,39 @@ _REQUEST_PREFIX = "recompute:"
 # No client can send it: \xfe is not UTF-8.
 _SALT = b"\xfe"
 _LAST = 1 << 30
+
+
+class ProvenBlocks:
+    """Proves the blocks of answers. Groups that hold a wrong one wait again before anything is computed from it."""
+
+    def __init__(
+        self, queue: RequestQueue, view: PoolView, requests: LiveRequests, blocks: BlockPlanner, proof: Proof
+    ) -> None:
+        """`proof` makes the copies of answers, which then are in no plan, and compares blocks."""
+        self._queue = queue
+        self._view = view
+        self._requests = requests
+        self._blocks = blocks
+        self._proof = proof
+        self._recomputations = Recomputations(queue, view, requests, proof)
+
+    def check(self, admitted: Sequence[Admitted], now: float) -> None:
+        """Make the copies of an answer, and compare what its groups were admitted with."""
+        arrivals = [arrival for one in admitted for arrival in admitted_blocks(*one, self._view.block_size)]
+        self.condemn(self._proof.check(self._blocks.take_copies(), arrivals), now)
+        for arrival in arrivals:
+            sequence = self._queue.find(arrival.sequence)
+            if sequence is not None and self._queue.runs(sequence.group):
+                self._recomputations.consider(sequence.group, arrival, now)
+
+    def compare(self, group: Group, now: float) -> None:
+        """Compare the blocks of a hit with those that a recomputation has computed."""
+        self.condemn(self._recomputations.compare(group), now)
+
+    def condemn(self, wrong: Sequence[WrongBlock], now: float) -> None:
+        """Withdraw wrong blocks; clear the prefix cache if one of them may have been read."""
+        if wrong:
+            self._requests.condemn(self._blocks.condemn(wrong, now), now, reset=any(map(may_have_been_read, wrong)))
 
 
 class Recomputations:
