@@ -1,6 +1,6 @@
 """Writes the seals of kept memory while its engine runs.
 
-What is written, and in which order, is the protocol of docs/architecture.md, "Kept memory": a seal is broken before its
+What is written, and in which order, is the protocol of docs/pool-life.md, "Kept memory": a seal is broken before its
 block can be written to, and set when the last byte was. One thread calls it: the engine's.
 
 A seal has the checksum of its block's bytes, computed when the seal is set, before anything else can write to the
