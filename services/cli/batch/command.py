@@ -104,9 +104,9 @@ def _server(values: dict[str, Any]) -> "Source":
 
     if given := [name for name in _ENGINE_SETTINGS if _is_given(name)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{flags} cannot be given with --base-url: it is for an engine of this process")
+        raise click.UsageError(f"{flags} cannot be given with --base-url: they are for an engine in this process")
     if values["explain"]:
-        raise click.UsageError("--explain needs an engine of its own; of a server `quire explain REQUEST_ID` explains")
+        raise click.UsageError("--explain needs an engine in this process; for a server use `quire explain REQUEST_ID`")
     names = ("api_key", "api_key_file", "ca")
     options = dict.fromkeys(("certificate", "private_key", "server_name"), "") | {name: values[name] for name in names}
     try:
