@@ -254,7 +254,7 @@ class _OwnSettings:
         least=0,
         most=MAX_PROPOSED_TOKENS,
         requires=(
-            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+            Requires("tensor_parallel", most=1, because="ranks verify no draft tokens"),
             Requires("device", without=("cuda",), because=RUNS_AHEAD),
             Requires("attention_backend", without=("triton",), because=RUNS_AHEAD),
         ),
@@ -267,7 +267,7 @@ class _OwnSettings:
         most=MATCHES[0],
         requires=(
             Requires("speculate_ngram", without=(0,), because="there are no draft tokens without it"),
-            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+            Requires("tensor_parallel", most=1, because="ranks verify no draft tokens"),
         ),
     )
     json_blanks: int = setting(
