@@ -1,8 +1,8 @@
 """The end of guided JSON, and the bounds that no schema sets: whitespace, and the length of numbers.
 
 Grammars of JSON schemas allow any amount of whitespace and digits, and a model that repeats itself would use them until
-max_tokens. The grammar bounds whitespace. Digits are bounded here, because no schema can: at the limit, tokens with more
-digits are masked, unless no other token can follow. So an output never gets stuck.
+max_tokens. The grammar bounds whitespace. Digits are bounded here, because no schema can: at the limit, tokens with
+more digits are masked, unless no other token can follow. So an output never gets stuck.
 """
 
 from dataclasses import dataclass
