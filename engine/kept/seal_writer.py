@@ -40,8 +40,8 @@ class SealChanges(NamedTuple):
     """What an answer changes in the seals of both tiers, and in those of each window kind.
 
     `to_host` and `to_device` are those of its copies between the tiers that carry a key. `committed` are all device
-    blocks that have got a key, those too that the same Step has moved or granted. `resets` counts the resets of the
-    pool after it.
+    blocks that have got a key, those too that the same block step has moved or granted. `resets` counts the resets of
+    the pool after it.
     """
 
     device: TierChanges = TierChanges()

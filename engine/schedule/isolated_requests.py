@@ -23,7 +23,8 @@ class IsolatedRequests:
     def batch(self, now: float, *, step_in_flight: bool) -> list[Group]:
         """Return one isolated group, or all groups that are not isolated.
 
-        The others also run if the isolated group lacks blocks and no Step is in flight: they hold the blocks it needs.
+        The others also run if the isolated group lacks blocks and no block step is in flight: they hold the blocks it
+        needs.
         """
         queue = self._queue
         if not queue.holds_isolated:

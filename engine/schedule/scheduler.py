@@ -1,4 +1,4 @@
-"""The engine's scheduler: for each turn, the work of the next step and the Step for the block manager."""
+"""The engine's scheduler: for each turn, the work of the next step and the block step for the block manager."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
@@ -37,7 +37,7 @@ class IdleReason(Enum):
     """Why the next turn of the loop can do nothing until something arrives."""
 
     EMPTY = "no request is live"
-    ANSWER = "the block manager has not answered the Step in flight"
+    ANSWER = "the block manager has not answered the block step in flight"
     DISCONNECTED = "the block manager is disconnected"
 
 
@@ -130,18 +130,18 @@ class Scheduler:
 
     @property
     def step_in_flight(self) -> bool:
-        """Whether a Step was sent to the block manager and not answered."""
+        """Whether a block step was sent to the block manager and not answered."""
         return self._blocks.in_flight
 
     @property
     def empty(self) -> bool:
-        """Whether no request is live, no Step is in flight, and no release or pin change is pending."""
+        """Whether no request is live, no block step is in flight, and no release or pin change is pending."""
         return not (self._queue.by_request or self._releases.pending or self.pins.has_changes or self.step_in_flight)
 
     def idle_reason(self, *, connected: bool) -> IdleReason | None:
         """Return why nothing can be done after a turn without progress; None if another turn may make some.
 
-        `connected`: a Step can be sent to the block manager.
+        `connected`: a block step can be sent to the block manager.
         """
         if self._steps.can_compute():
             return None
@@ -159,7 +159,7 @@ class Scheduler:
     # The block manager.
 
     def build_step(self, plan: StepPlan | None) -> Step | None:
-        """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
+        """Build the block step needed after `plan`; None if one is in flight or nothing is needed."""
         if not self.step_in_flight:
             for group in [one for one in self._queue.prefills if one.ready_to_fork]:
                 if group.request.scratch and self._recomputations is not None:
@@ -201,7 +201,7 @@ class Scheduler:
             self.requests.condemn(self._blocks.condemn(wrong, now), now, reset=any(map(may_have_been_read, wrong)))
 
     def rollback_step(self, reattached: Reattached) -> None:
-        """Roll back the Step in flight, which will not be answered.
+        """Roll back the block step in flight, which will not be answered.
 
         Its frees, commits, trims and forks hold, grants and moves do not.
         """
