@@ -98,7 +98,7 @@ for command in (serve, kvmanager, engine, gateway):
 @click.option("--system", help="System message; makes the prompt a chat.")
 @click.option("--chat", "as_chat", is_flag=True, help="Send the prompt as a user message, through the chat template.")
 @click.option(
-    "--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of the whole answer, in seconds."
+    "--timeout", type=SECONDS, default=300.0, show_default=True, help="Seconds that the whole answer may take."
 )
 @connection_options()
 def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
@@ -134,7 +134,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 @click.option(
     "--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: the model's, else 1."
 )
-@click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
+@click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Seconds that one answer may take.")
 @connection_options()
 def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     """Chat with a model, line by line.
@@ -188,7 +188,7 @@ def _administer(**request: Any) -> None:
 @click.option("--system", is_flag=True, help="Pin the text as a system message, through the chat template.")
 @click.option("--salt", default="", help="Only requests with this salt share the prefix.")
 @click.option(
-    "--tenant", default="", help="Tenant whose requests share the prefix, where tenants do not share prefixes."
+    "--tenant", default="", help="Tenant whose requests share the prefix. Not needed if all tenants share prefixes."
 )
 @_admin_options
 def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: str, tenant: str, **options: Any) -> None:
@@ -348,7 +348,7 @@ def _range_of(name: str, least: int | None = None) -> click.IntRange:
 @click.option(
     "--admission-watermark",
     type=FiniteFloat(0, 0.5),
-    help="Fraction of blocks that an admission leaves free while other requests run. Default: as recorded.",
+    help="Fraction of blocks that admission leaves free while other requests run. Default: as recorded.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option(

@@ -54,7 +54,7 @@ _SERVER_OPTIONS = together(
     "--output-file",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File of answers, one a line. Answers that it has are kept, and their requests are not run again.",
+    help="File of answers, one a line. Existing answers are kept, and their requests are not run again.",
 )
 @click.option(
     "--window",

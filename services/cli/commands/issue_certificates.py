@@ -37,7 +37,7 @@ def certificates() -> None:
     "hosts",
     multiple=True,
     metavar="SERVICE=HOST",
-    help="Further name or address of a service, in addition to its own name and localhost.",
+    help="Another name or address of a service, besides its own name and localhost.",
 )
 @_DAYS
 @click.option(
@@ -63,8 +63,14 @@ def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days
 @certificates.command("renew")
 @_FOLDER
 @_DAYS
-@click.option("--within-days", type=_WITHIN, default=30.0, show_default=True, help="Renew those that end so soon.")
-@click.option("--all", "everything", is_flag=True, help="Renew all, whenever they end.")
+@click.option(
+    "--within-days",
+    type=_WITHIN,
+    default=30.0,
+    show_default=True,
+    help="Renew certificates that end within so many days.",
+)
+@click.option("--all", "everything", is_flag=True, help="Renew all certificates, whenever they end.")
 def renew_all(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
     """Renew certificates in FOLDER that end soon.
 

@@ -46,7 +46,7 @@ def key() -> None:
 @click.option(
     "--max-concurrent-requests",
     type=click.IntRange(1, MAX_LIMIT),
-    help="Maximum number of sequences (samples, beams) of its requests in flight. Default: no limit.",
+    help="Maximum sequences (samples, beams) in flight with this key. Default: no limit.",
 )
 @click.option(
     "--tokens-per-minute", type=click.IntRange(1, MAX_LIMIT), help="Tokens of prompts and answers. Default: no limit."
