@@ -32,9 +32,9 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: float, **options: str | None) -> None:
     """Follow the KV events of an engine, Quire's or vLLM's.
 
-    ADDRESS is its --kv-events-listen, as host:port; --once needs only --replay. Prints the number of its cached blocks
-    by medium whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by
-    their numbers.
+    ADDRESS is the engine's --kv-events-listen, as host:port; --once needs only --replay. Whenever the number of cached
+    blocks has changed, it is printed by medium; with --print each event is printed instead. Kinds of blocks other than
+    the first are shown by number.
     """
     if once and not options["replay"]:
         raise click.UsageError("--once needs --replay")

@@ -73,12 +73,12 @@ _SERVER_OPTIONS = together(
 @_SERVER_OPTIONS
 @options_of(EngineSettings, leave_out=_LEFT_OUT, variables=engine_variables("run_batch"), log_level="warning")
 def run_batch(**values: Any) -> None:
-    """Answer a file of requests, as fast as the engine can, and end.
+    """Answer a file of requests as fast as possible, then end.
 
     Each line of the input is a request to /v1/chat/completions, /v1/completions or /v1/responses, with a custom_id that
     is unique in the file. The engine runs in this process, with the options of `quire serve`; with --base-url a running
     server answers. Answers are written in order of completion. The same command after an interruption continues where
-    it stopped. The exit status is 0 if all requests have been answered well, and 1 if some have failed.
+    it stopped. The exit status is 0 if all requests were answered, and 1 if some failed.
     """
     warn_of_unused_variables("engine", "serve")
     sys.exit(_run(values))

@@ -185,7 +185,7 @@ def serve(connection: "Connection", **values: Any) -> None:
     """Put a server under load, and report throughput and latencies.
 
     By default 100 requests of 128 random tokens in and 64 out, eight at a time, to the gateway on this machine. The
-    exit status is 1 where no request was completed, and 130 after Ctrl-C, which ends a run early.
+    exit status is 1 if no request was completed, and 130 after Ctrl-C, which ends a run early.
     """
     from services.cli.commands.bench_run import run
 

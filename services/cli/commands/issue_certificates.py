@@ -48,8 +48,8 @@ def certificates() -> None:
 def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days: float, *, keep: bool) -> None:
     """Create an authority in FOLDER, and a certificate for each service.
 
-    They go to FOLDER/SERVICE: certificate.pem, key.pem, and ca.pem, whom to trust. A service gets its folder alone;
-    FOLDER/authority, which signs, goes nowhere. Nothing is overwritten.
+    Each service has a folder FOLDER/SERVICE with certificate.pem, key.pem, and ca.pem, the authority to trust. Give
+    each service only its own folder. Keep FOLDER/authority, which signs, to yourself. Nothing is overwritten.
     """
     from services.cli.commands.authority import create
 
@@ -74,7 +74,7 @@ def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days
 def renew_all(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
     """Renew certificates in FOLDER that end soon.
 
-    The new ones have the same names. Services that run take them for their next connections, without a restart.
+    The new ones have the same names. Running services use them for their next connections, without a restart.
     """
     from services.cli.commands.authority import open_authority, renew
 

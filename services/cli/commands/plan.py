@@ -170,9 +170,9 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     """Print the number of KV blocks that fit, and their capacity.
 
-    --gpu-memory and --memory give the number of blocks that fit next to the weights and a step's buffers;
-    --device-blocks and --requests give the memory that is needed. Without any of them the plan is that of `quire serve`
-    with its defaults on this machine. No weights are read, and no GPU is needed.
+    With --gpu-memory or --memory it shows how many blocks fit beside the weights and a step's buffers; with
+    --device-blocks or --requests, how much memory they need. Without any of these it shows the plan of `quire serve`
+    with its defaults on this machine. It reads no weights and needs no GPU.
     """
     warn_of_unused_variables("engine", "serve")
     goal = _goal(values)
