@@ -55,7 +55,7 @@ def create(tenant: str, expires: datetime | None, operator: bool, **limits: int 
     """Make an API key.
 
     The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
-    `quire key create --tenant acme >> api_keys.toml`. Limits belong to the tenant, so all of its keys must state the same.
+    `quire key create --tenant acme >> api_keys.toml`. Limits are the tenant's: all its keys must state the same.
     """
     if not is_tenant_name(tenant):
         raise click.UsageError(
