@@ -226,7 +226,7 @@ class _OwnSettings:
     )
     long_prefill_token_threshold: int = setting(
         0,
-        "Uncomputed tokens from which a prompt is long: short prompts of the same priority are computed first. 0: "
+        "Uncomputed tokens above which a prompt is long: short prompts of the same priority are computed first. 0: "
         "--token-budget. -1: no prompt is long, all are computed in the order of arrival.",
         least=-1,
         most=1 << 30,
