@@ -18,6 +18,7 @@ from bench.loads.ceiling import MachineLimits, ModelCosts, measurement
 from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of
 from bench.loads.peer import PEERS, Peer
 from bench.report.results import Row, in_turn, publish, repeated, row
+from bench.report.targets import device_of, targets
 from bench.report.terms import Terms
 from bench.report.verdict import goal, null_interval
 from engine.attention.llama_shape import LlamaShape
@@ -103,6 +104,7 @@ def main() -> None:
     steps = steps[len(steps) // (REPETITIONS + 1) :]  # without those of the warm-up
     ours, theirs = terms_of(parts, ""), terms_of(plain, "")
     rows = [one for name in works for one in workload_rows(name, run.seconds[name], ours, sides)]
+    rows += of_class(device_of("cpu"), rows)
     rows += [*_against_torch(run.seconds[PLAIN], ours, theirs), *_machine_rows(run, costs, steps, ours)]
     rows += _cores_rows(run.cores[LONG])
     names = {label: side.name if side.terms else None for label, side in sides.items()}
@@ -184,6 +186,16 @@ def workload_rows(
         row("cpu", f"{name}_over_the_better_peer", over_peer, "ratio", peer, terms=terms, null=null),
         row("cpu", f"{name}_of_the_ceiling", of_ceiling, "ratio", _MACHINE, terms=of_ours, null=null, limit=True),
         row("cpu", f"{name}_of_its_goal", reached, "ratio", peer, terms=terms, null=null, by=by),
+    ]
+
+
+def of_class(device: str, rows: Sequence[Row]) -> list[Row]:
+    """Return the ratios that have a target of this class of CPUs, under its name."""
+    named = {f"{device.replace('-', '_')}_{one.metric}": one for one in rows}
+    return [
+        row("cpu", metric, one.value, one.unit, one.peer, terms=one.terms, null=one.null, limit=one.limit)
+        for metric, one in named.items()
+        if metric in targets()["cpu"]
     ]
 
 

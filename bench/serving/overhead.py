@@ -1,8 +1,9 @@
 """CPU microseconds of each process for each token, outside the kernels.
 
 A gateway, an engine and a KV manager as processes; the engine's kernels only wait. One stream, and 32 at once, of 128
-tokens in, greedy; new prompts in each repetition, in which each load is measured twice. With QUIRE_EARLIER_CHECKOUT,
-the folder of an earlier commit, its services take turns with these.
+tokens in, greedy; new prompts in each repetition, in which each load is measured twice. And the gateway's microseconds
+for an answer of one token over a kept-alive connection of HTTP. With QUIRE_EARLIER_CHECKOUT, the folder of an earlier
+commit, its services take turns with these.
 """
 
 import os
@@ -16,6 +17,7 @@ from json import dumps
 from pathlib import Path
 from statistics import median
 
+from bench.loads.http_server import free_address
 from bench.loads.peer import Worker
 from bench.report.results import Row, in_turn, publish, repeated, row
 from bench.report.targets import ROOT
@@ -29,18 +31,21 @@ NEW_TOKENS = {1: 256, 32: 128}  # by the number of streams
 PROMPT_TOKENS = 128
 STEP_SECONDS = 0.02
 VOCABULARY = 49_000
+ANSWERS = 100
 ENGINE = ROOT / "bench" / "loads" / "kernelless_engine.py"
 CODE = (
     *("blocks", "engine", "kvmanager", "services", "protos", "bench/serving/overhead.py"),
     *(
         "bench/loads/kernelless_engine.py",
         "bench/loads/stream_client.py",
+        "bench/loads/kept_alive_client.py",
     ),
 )
 _STOP_SECONDS = 30
 
 Used = dict[str, float]  # CPU seconds by role
 Runs = dict[str, dict[int, list[Used]]]  # by arm and number of streams
+Answers = dict[str, list[float]]  # CPU seconds of the gateway, by arm
 
 
 class Services:
@@ -57,16 +62,25 @@ class Services:
         self._start("kvmanager", [*quire, "kvmanager", *listens["kvmanager"], "--map-listen", ""])
         engine = [sys.executable, str(ENGINE), str(STEP_SECONDS), "--model", model, "--device-blocks", "1024", *kernels]
         self._start("engine", [*engine, *listens["engine"], "--kvmanager", sockets["kvmanager"]])
-        gateway = [*quire, "gateway", *listens["gateway"], "--http-listen", "", "--engines", sockets["engine"]]
-        self._start("gateway", gateway).wait_for("gateway is ready")
-        command = [sys.executable, "-m", "bench.loads.stream_client", sockets["gateway"]]
+        http = free_address()
+        serving = ("--http-listen", http, "--engines", sockets["engine"])
+        self._start("gateway", [*quire, "gateway", *listens["gateway"], *serving]).wait_for("gateway is ready")
+        clients = [sys.executable, "-m"]
+        command = [*clients, "bench.loads.stream_client", sockets["gateway"]]
         self._client = stack.enter_context(Worker("client", command))
+        self._answers = stack.enter_context(Worker("answers", [*clients, "bench.loads.kept_alive_client", http]))
 
     def measure(self, line: str) -> Used:
         """Run one repetition; return the CPU seconds of each process."""
         before = self._used()
         client = self._client.measure(line)["cpu_seconds"]
         return {role: seconds - before[role] for role, seconds in self._used().items()} | {"client": client}
+
+    def answer(self) -> float:
+        """Return the gateway's CPU seconds for ANSWERS answers over one connection of HTTP."""
+        before = self._used()["gateway"]
+        self._answers.measure(str(ANSWERS))
+        return self._used()["gateway"] - before
 
     def _start(self, role: str, command: list[str]) -> Output:
         path = os.pathsep.join(str(self._checkout / folder) for folder in ("", "protos"))
@@ -105,16 +119,21 @@ def main() -> None:
     checkouts = {"quire": ROOT} | ({"earlier": Path(earlier)} if earlier else {})
     arms = ["quire", "again", *(name for name in checkouts if name != "quire")]
     runs: Runs = {name: {streams: [] for streams in NEW_TOKENS} for name in arms}
+    answers: Answers = {name: [] for name in arms}
     with _services(checkouts) as services:
         for number in repeated(REPETITIONS, "overhead"):
+            for name in in_turn(arms, number):
+                spent = services["quire" if name == "again" else name].answer()
+                answers[name] += [spent] if number else []
             for streams in NEW_TOKENS:
                 for name in in_turn(arms, number):
                     line = _work(2 * number + (name == "again"), streams)
                     used = services["quire" if name == "again" else name].measure(line)
                     if number:
                         runs[name][streams].append(used)
-    rows = rows_of(runs, earlier and _commit(Path(earlier)))
-    publish("overhead", rows, REPETITIONS, code=CODE, runs=runs, tokens=NEW_TOKENS)
+    commit = earlier and _commit(Path(earlier))
+    rows = [*rows_of(runs, commit), *answer_rows(answers, commit)]
+    publish("overhead", rows, REPETITIONS, code=CODE, runs=runs, answers=answers, tokens=NEW_TOKENS)
 
 
 def _terms(streams: int) -> Terms:
@@ -159,6 +178,20 @@ def rows_of(runs: Runs, earlier: str | None) -> list[Row]:
         sides |= {"earlier": _terms(streams)} if earlier else {}
         rows.append(row("overhead", f"over_earlier_{streams}", ratio, "ratio", peer, terms=sides, null=null))
     return rows
+
+
+def answer_rows(answers: Answers, earlier: str | None) -> list[Row]:
+    """Return the gateway's microseconds for an answer over a kept-alive connection, and those over an earlier one's."""
+    ours, theirs = answers["quire"], answers.get("earlier", [])
+    micros, null = round(median(ours) * 1e6 / ANSWERS, 1), null_interval(ours, answers["again"])
+    terms = Terms(processes=3, work=f"{ANSWERS} answers of one token, one after another")
+    sides = {"quire": terms}
+    made = row("overhead", "gateway_us_per_kept_alive_answer", micros, "us", terms=sides)
+    ratio = round(median(own / other for own, other in zip(ours, theirs, strict=True)), 3) if theirs else None
+    sides |= {"earlier": terms} if earlier else {}
+    peer = earlier or "QUIRE_EARLIER_CHECKOUT is not set"
+    name = "kept_alive_answer_over_earlier"
+    return [made, row("overhead", name, ratio, "ratio", peer, terms=sides, null=null)]
 
 
 def _outside_client(used: Used) -> float:

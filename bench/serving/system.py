@@ -1,6 +1,7 @@
 """The cost of the whole system: streams through `quire serve`, compared with the same engine in process.
 
-32 requests at once, each of 128 tokens in and 64 out, greedy, in bfloat16 with as many threads in both.
+32 requests at once, each of 128 tokens in and 64 out, greedy, with as many threads in both; with weights in bfloat16,
+and then in 4 bits, whose steps are shorter.
 The client and the in-process engine are separate processes, each stopped while the other is measured; the CPU use of
 the idle services is reported. The system is measured twice in each repetition. Every turn has new prompts, so that
 nothing is cached.
@@ -30,7 +31,7 @@ DEVICE_BLOCKS = 1024
 VOCABULARY = 49_000
 ROLES = ("gateway", "kvmanager", "engine")
 THREADS = os.cpu_count() or 1
-SETTINGS = {**BFLOAT16, "threads": THREADS}
+SETTINGS = {"": {**BFLOAT16, "threads": THREADS}, "int4_": {**BFLOAT16, "weights": "int4", "threads": THREADS}}
 WORK = f"B={STREAMS}, {PROMPT_TOKENS}/{NEW_TOKENS}"
 ARMS = ("system", "again", "in_process")
 CODE = (
@@ -51,18 +52,22 @@ Run = dict[str, dict[str, float]]
 
 def main() -> None:
     """Measure both, and publish the ratio and the CPU use of each process."""
-    options = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
-    quire = start_quire("--model", "demo", "--device-blocks", str(DEVICE_BLOCKS), *options)
-    try:
-        runs, terms = _runs(quire)
-    finally:
-        quire.close()
-    publish("system", rows_of(runs, terms), REPETITIONS, code=CODE, runs=runs)
+    rows: list[Row] = []
+    every: dict[str, list[Run]] = {}
+    for weights, settings in SETTINGS.items():
+        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        quire = start_quire("--model", "demo", "--device-blocks", str(DEVICE_BLOCKS), *options)
+        try:
+            every[weights or "bf16"], terms = _runs(quire, settings)
+        finally:
+            quire.close()
+        rows += rows_of(every[weights or "bf16"], terms, weights)
+    publish("system", rows, REPETITIONS, code=CODE, runs=every)
 
 
-def _runs(quire: RunningQuire) -> tuple[list[Run], dict[str, Terms]]:
+def _runs(quire: RunningQuire, settings: dict[str, Any]) -> tuple[list[Run], dict[str, Terms]]:
     module = [sys.executable, "-m"]
-    engine_command = [*module, "bench.loads.engine_worker", str(DEVICE_BLOCKS), json.dumps(SETTINGS)]
+    engine_command = [*module, "bench.loads.engine_worker", str(DEVICE_BLOCKS), json.dumps(settings)]
     with (
         Worker("client", [*module, "bench.loads.stream_client", quire.addresses["gateway"]]) as client,
         Worker("engine", engine_command) as engine,
@@ -108,22 +113,30 @@ def _cpu_seconds(quire: RunningQuire) -> dict[str, float]:
     return used
 
 
-def rows_of(runs: list[Run], terms: dict[str, Terms]) -> list[Row]:
-    """Return speeds, their ratio, and the CPU time of each process."""
+def rows_of(runs: list[Run], terms: dict[str, Terms], weights: str = "") -> list[Row]:
+    """Return speeds, their ratio, and the CPU time of each process; `weights` is the beginning of their names."""
     tokens = STREAMS * NEW_TOKENS
     rates = {name: [tokens / run[name]["seconds"] for run in runs] for name in ARMS}
     ratios = [ours / alone for ours, alone in zip(rates["system"], rates["in_process"], strict=True)]
     null = null_interval(rates["system"], rates["again"])
     rows = [
-        row("system", f"{name}_tokens_per_second", round(median(rates[name]), 1), "1/s", terms={name: terms[name]})
+        row(
+            "system",
+            f"{weights}{name}_tokens_per_second",
+            round(median(rates[name]), 1),
+            "1/s",
+            terms={name: terms[name]},
+        )
         for name in terms
     ]
     ratio = round(median(ratios), 3)
-    rows.append(row("system", "over_in_process", ratio, "ratio", "the engine in process", terms=terms, null=null))
-    return [*rows, *_cpu_rows(runs, terms)]
+    rows.append(
+        row("system", f"{weights}over_in_process", ratio, "ratio", "the engine in process", terms=terms, null=null)
+    )
+    return [*rows, *_cpu_rows(runs, terms, weights)]
 
 
-def _cpu_rows(runs: list[Run], terms: dict[str, Terms]) -> list[Row]:
+def _cpu_rows(runs: list[Run], terms: dict[str, Terms], weights: str) -> list[Row]:
     system, in_process = ({name: terms[name]} for name in ("system", "in_process"))
     meanwhile = [run["services_meanwhile_system"] for run in runs]
     used = {role: (median(one[role] for one in meanwhile), system) for role in ROLES}
@@ -132,8 +145,11 @@ def _cpu_rows(runs: list[Run], terms: dict[str, Terms]) -> list[Row]:
     idle = [run["services_meanwhile_in_process"] for run in runs]
     share = median(sum(one[role] for role in ROLES) / one["wall_seconds"] for one in idle)
     return [
-        *(row("system", f"{who}_cpu_seconds", round(value, 2), "s", terms=side) for who, (value, side) in used.items()),
-        row("system", "idle_services_cpu_share", round(share, 4), "share", terms=system),
+        *(
+            row("system", f"{weights}{who}_cpu_seconds", round(value, 2), "s", terms=side)
+            for who, (value, side) in used.items()
+        ),
+        row("system", f"{weights}idle_services_cpu_share", round(share, 4), "share", terms=system),
     ]
 
 

@@ -52,7 +52,7 @@ class ModelRunner:
         self._timer = SampleTimer(self._device, clock)
         self._share = share
         self._sampler = sampler or _TORCH
-        self._on_host = self._device.type == "cpu"
+        self._is_cpu = self._device.type == "cpu"
         self._sampling: tuple[Sampling, ...] = ()  # of the latest step without rules and scores,
         self._is_greedy = True  # and whether all of it is greedy
 
@@ -61,7 +61,7 @@ class ModelRunner:
 
         On a GPU all work is queued on the current stream; a step with beams has ended when this returns.
         """
-        if self._on_host and torch.is_inference_mode_enabled():  # on the engine's thread it always is
+        if self._is_cpu and torch.is_inference_mode_enabled():  # on the engine's thread it always is
             return self._launch(plan)
         with torch.inference_mode(), on_device(self._device):
             return self._launch(plan)

@@ -90,8 +90,8 @@ class SteadyDecoding:
         self._next_starts = _next(columns.start)
         self.tables = columns.block_table
         # Views of memory, and lists: for few rows NumPy's operators take several times as long.
-        self._tokens, self._positions = memoryview(inputs.token_ids.numpy()), memoryview(inputs.positions.numpy())
-        self._slots, self._ends = memoryview(inputs.batch.slots.numpy()), memoryview(inputs.batch.ends.numpy())
+        self._tokens, self._positions = inputs.token_ids.numpy().data, inputs.positions.numpy().data
+        self._slots, self._ends = inputs.batch.slots.numpy().data, inputs.batch.ends.numpy().data
         self._slots = self._slots.cast("B").cast("q")  # NumPy calls it a long
         # Rows that begin a block in a step, by the number of steps from this one on, modulo the block size.
         self._crossing: list[list[int]] = [[] for _ in range(self._size)]

@@ -75,7 +75,10 @@ class StepMonitor:
 
 
 class EngineDriver:
-    """Owns an engine. `run` is the thread's body, and calls `turn`; other public methods are for the event loop."""
+    """Owns an engine. `run` is the thread's body, and calls `turn`; other public methods are for the event loop.
+
+    `load` is the part of `stats` that messages to gateways have.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class EngineDriver:
         )
         self._manager = ManagerMonitor(seconds_without_kvmanager, clock())
         self._observer = observer
-        self._totals, self._load = engine.scheduler.totals.snapshot(), _load_of(engine)
+        self._totals, self.load = engine.scheduler.totals.snapshot(), _load_of(engine)
         engine.on_launch(self._count_requests)
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -131,7 +134,7 @@ class EngineDriver:
     @property
     def stats(self) -> EngineStats:
         """Requests as of the launch or the end of a step, the rest as of its end, and the time since the last step."""
-        load = self._load
+        load = self.load
         return EngineStats(
             load.running,
             load.waiting,
@@ -139,16 +142,8 @@ class EngineDriver:
             load.uncomputed_tokens,
             load.available_blocks,
             deferred=load.deferred,
-            seconds_without_step=self._seconds_without_step() if load.running or load.waiting else 0.0,
+            seconds_without_step=self._steps.seconds_without_step(self.clock()) if load.running or load.waiting else 0,
         )
-
-    @property
-    def load(self) -> EngineLoad:
-        """The part of `stats` that messages to gateways have."""
-        return self._load
-
-    def _seconds_without_step(self) -> float:
-        return self._steps.seconds_without_step(self.clock())
 
     @property
     def request_blocks(self) -> int:
@@ -223,7 +218,7 @@ class EngineDriver:
         self._watch_manager()  # after the turn, which has received the manager's last answers
         if (failure := self._engine.take_failure()) is not None:
             log.error("a step failed", exc_info=failure)
-        self._totals, self._load = self._scheduler.totals.snapshot(), _load_of(self._engine)  # before the outputs
+        self._totals, self.load = self._scheduler.totals.snapshot(), _load_of(self._engine)  # before the outputs
         self._requests.deliver([*turn.outputs, *self._scheduler.take_outputs()])
         if turn.step is not None:
             self._observe(turn.step, self._totals.computed_tokens - computed, self.clock() - turned)
@@ -242,7 +237,7 @@ class EngineDriver:
 
     def _count_requests(self) -> None:
         """Count the requests before a step, because the end of the turn before it has older counts."""
-        self._load = EngineLoad(*_requests_of(self._engine), *self._load[3:])
+        self.load = EngineLoad(*_requests_of(self._engine), *self.load[3:])
 
     def _observe(self, times: StepTimes, tokens: int, delivering: float) -> None:
         waited, self._waited = self._waited, 0.0

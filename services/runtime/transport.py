@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import grpc
 
@@ -59,6 +59,8 @@ _NUMBERS = count()  # of the sockets of this process
 
 Options = list[tuple[str, int | str]]
 
+_Arguments = TypeVarTuple("_Arguments")
+
 
 class TimedSelector(selectors.DefaultSelector):
     """Measures how long it waits."""
@@ -84,10 +86,12 @@ class ServiceLoop(asyncio.SelectorEventLoop):
         self.selector = TimedSelector()
         super().__init__(self.selector)
 
-    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[[*_Arguments], Any], *args: *_Arguments) -> None:
         """Watch a file descriptor."""
-        handle = partial(_handle_together, fd.fileno(), callback) if is_grpc_reader(callback) else callback
-        super().add_reader(fd, handle, *args)
+        if is_grpc_reader(callback):
+            super().add_reader(fd, lambda *given: _handle_together(fd.fileno(), callback, *given), *args)
+        else:
+            super().add_reader(fd, callback, *args)
 
 
 def waited_seconds() -> Callable[[], float] | None:

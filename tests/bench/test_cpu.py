@@ -80,3 +80,13 @@ def test_programs_run_in_turn_and_the_repetition_that_warms_up_is_not_counted(mo
     assert {label: len(one) for label, one in run.seconds["b1"].items()} == {"quire": 3, "again": 3, "ceiling": 3}
     assert run.cores["b1"]["quire"] == [2.0] * 3
     assert len(run.limits) == 3
+
+
+def test_ratios_with_a_target_of_a_class_of_cpus_are_repeated_under_its_name() -> None:
+    found = list(rows().values())
+    (peer,) = cpu.of_class("avx512-bf16", found)
+    assert (peer.metric, peer.value, peer.target, peer.met) == ("avx512_bf16_b8_over_the_better_peer", 1.3, 1.1, True)
+    first = [replace(one, metric=one.metric.replace("b8", "first_token_128"), value=0.8) for one in found]
+    (ceiling,) = cpu.of_class("avx2", first)
+    assert (ceiling.metric, ceiling.target, ceiling.met) == ("avx2_first_token_128_of_the_ceiling", 0.9, False)
+    assert cpu.of_class("amx", found) == []

@@ -98,6 +98,16 @@ def test_overhead_beside_an_earlier_commit_has_its_null_interval() -> None:
     assert {row.metric: row for row in overhead.rows_of(runs, None)}["over_earlier_32"].value is None
 
 
+def test_kept_alive_answers_are_compared_with_those_of_an_earlier_commit() -> None:
+    answers = {"quire": [0.9, 0.9], "again": [0.9, 0.9], "earlier": [1.0, 1.0]}
+    rows = {row.metric: row for row in overhead.answer_rows(answers, "0123abc")}
+    assert rows["gateway_us_per_kept_alive_answer"].value == 0.9e6 / overhead.ANSWERS
+    assert (rows["kept_alive_answer_over_earlier"].value, rows["kept_alive_answer_over_earlier"].met) == (0.9, True)
+    answers.pop("earlier")
+    missing = {row.metric: row for row in overhead.answer_rows(answers, None)}["kept_alive_answer_over_earlier"]
+    assert (missing.value, missing.met) == (None, False)
+
+
 def test_formats_that_an_engine_logs_are_its_terms() -> None:
     log = "loading\ndemo runs in bfloat16 with weights in Q4_1 and a KV cache in int8\nready"
     terms = engine_worker.model_terms(*engine_worker.formats_logged(log), work="", threads=2, processes=1)
