@@ -1,4 +1,4 @@
-"""The engine's interface to a block manager: it sends one Step per turn and does not wait for the result.
+"""The engine's interface to a block manager: it sends one block step per turn and does not wait for the result.
 
 The result arrives before the granted blocks are needed.
 """
@@ -13,7 +13,7 @@ from blocks.step import Step
 class Reattached(Exception):
     """The connection to the block manager was lost, and its pool has been restored from the engine's replica.
 
-    Steps in flight will not be answered. Their commits, pins, forks, frees and lengths were applied; their swaps,
+    Block steps in flight will not be answered. Their commits, pins, forks, frees and lengths were applied; their swaps,
     extends and allocates were not. `available_blocks` of the device tier and `available_host_blocks` can be handed out,
     and in each window kind those of `windows`; `pins` are the ids of all existing pins.
     """
@@ -33,14 +33,14 @@ class Reattached(Exception):
 
 
 class BlockManager(Protocol):
-    """Sends Steps to the process that owns the pool, and receives the results in order."""
+    """Sends block steps to the process that owns the pool, and receives the results in order."""
 
     @property
     def ready(self) -> bool:
-        """Whether a Step can be sent now."""
+        """Whether a block step can be sent now."""
 
     def send(self, step: Step) -> None:
-        """Send a Step without waiting for its result."""
+        """Send a block step without waiting for its result."""
 
     def receive(self) -> StepResult | None:
         """Return the next result, or None if none has arrived. Does not wait.

@@ -1,4 +1,4 @@
-"""The result of a Step."""
+"""The result of a block step."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -48,16 +48,17 @@ class Copy(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The effects of a Step, and the number of blocks that can be handed out after it.
+    """The effects of a block step, and the number of blocks that can be handed out after it.
 
     The copies must be made before the granted blocks are used, in three launches: `device_to_host`, `host_to_device`,
     then `copies` within the device. Each list is safe as one parallel launch: no destination is a source, or occurs
     twice.
 
-    `windows` has the same for each window kind, with the number of the Step and without refusals: an item is refused
-    in all kinds.
+    `windows` has the same for each window kind, with the number of the block step and without refusals: an item is
+    refused in all kinds.
 
-    `withheld_blocks` and `host_withheld_blocks` were withheld by an audit before the Step, those in use on release.
+    `withheld_blocks` and `host_withheld_blocks` were withheld by an audit before the block step, those in use on
+    release.
     """
 
     step: int

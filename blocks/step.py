@@ -1,4 +1,4 @@
-"""A Step: the block operations of one turn of an engine, as plain values.
+"""A block step: the block operations of one turn of an engine, as plain values.
 
 Token counts are in tokens, block counts in blocks, indices count blocks of a sequence's table from 0.
 """
@@ -31,7 +31,7 @@ class CondemnReason(Enum):
 
 
 class StepItem(Enum):
-    """The lists of a Step, in the order of application."""
+    """The lists of a block step, in the order of application."""
 
     COMMIT = 1
     PIN = 2

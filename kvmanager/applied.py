@@ -1,4 +1,4 @@
-"""The result of a Step: the answer to its engine, and the records that stay in the KV manager."""
+"""The result of a block step: the answer to its engine, and the records that stay in the KV manager."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kvmanager.tier.tier import BlockCounts, Eviction, Seal
 
 
 class AppliedStep(NamedTuple):
-    """An applied Step.
+    """An applied block step.
 
     `device` and `host` are the block counts after it. `sealed_blocks` of the device have got the keys `sealed_keys`;
     `host_sealed` has both for the host tier. `evicted` are the device blocks whose contents were evicted. `windows` has
@@ -43,7 +43,7 @@ class AppliedStep(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a Step so far: the verbs append to it, and `applied` returns it at the end."""
+    """The result of a block step so far: the verbs append to it, and `applied` returns it at the end."""
 
     refusals: list[Refusal] = field(default_factory=list)
     tables: list[TableChange] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Outcome:
         withheld: tuple[list[int], list[int]],
         windows: tuple[AppliedStep, ...] = (),
     ) -> AppliedStep:
-        """Return the result of the Step with this number, after its last item."""
+        """Return the result of the block step with this number, after its last item."""
         result = StepResult(
             step,
             tuple(self.refusals),

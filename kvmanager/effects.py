@@ -161,7 +161,7 @@ def effect_of(raw: RawEffect) -> Effect:
 
 
 def condemned_in(effects: Sequence[RawEffect]) -> Iterator[Condemned]:
-    """Yield what was condemned, by the first effects of a Step."""
+    """Yield what was condemned, by the first effects of a block step."""
     for raw in effects:
         if raw[0] is not StepItem.CONDEMN:
             return

@@ -1,7 +1,7 @@
 """Errors of the KV manager.
 
 KVManagerError
-├── ItemRefused              one item of a Step; the other items are applied
+├── ItemRefused              one item of a block step; the other items are applied
 │   ├── OutOfBlocks          not enough free blocks now
 │   ├── UnknownSequence      no such sequence or group
 │   ├── UnknownPin           no such pin
@@ -27,7 +27,7 @@ class KVManagerError(Exception):
 
 
 class ItemRefused(KVManagerError):
-    """One item of a Step was refused and changed nothing."""
+    """One item of a block step was refused and changed nothing."""
 
 
 class OutOfBlocks(ItemRefused):

@@ -1,7 +1,7 @@
-"""Limits of one pool, one Step and one report: enough for any engine, and bounded in memory and time.
+"""Limits of one pool, one block step and one report: enough for any engine, and bounded in memory and time.
 
 Engine and KV manager have the same limits, because the engine's replica must refuse the same items as the manager. A
-report has those of the Steps that lead to its pool: each pool that Steps can reach is adopted.
+report has those of the block steps that lead to its pool: each pool that block steps can reach is adopted.
 """
 
 # Blocks of all pools together, if nothing else is set: 67 million tokens in blocks of 16. They take 150 MB of memory,
@@ -9,17 +9,18 @@ report has those of the Steps that lead to its pool: each pool that Steps can re
 MAX_BLOCKS = 1 << 22
 # Live sequences of a pool: several hundred run on one group of accelerators, and each costs about a kilobyte.
 MAX_SEQUENCES = 1 << 14
-# Items of a Step without its lengths: a commit and an extend of each sequence.
+# Items of a block step without its lengths: a commit and an extend of each sequence.
 MAX_ITEMS = 2 * MAX_SEQUENCES
 # Blocks of one table: 2,097,152 tokens in blocks of 16.
 MAX_TABLE_BLOCKS = 1 << 17
-# Tokens of one prompt, and of all prompts of a Step together.
+# Tokens of one prompt, and of all prompts of a block step together.
 MAX_PROMPT_TOKENS = 1 << 21
-# Tokens of all commits of a Step; an engine computes some thousands in a step.
+# Tokens of all commits of a block step; an engine computes some thousands in a step.
 MAX_COMMITTED_TOKENS = 1 << 19
-# Blocks of all condemns of a Step: those of a table.
+# Blocks of all condemns of a block step: those of a table.
 MAX_CONDEMNED_BLOCKS = MAX_TABLE_BLOCKS
-# Blocks that a Step grants, shares and moves; beyond this, items are refused as OUT_OF_BLOCKS until the next Step.
+# Blocks that a block step grants, shares and moves; beyond this, items are refused as OUT_OF_BLOCKS until the next
+# block step.
 MAX_STEP_BLOCKS = 1 << 15
 # Holders beyond the first, summed over the blocks of both tiers: 64 samples of a prompt of 260,000 tokens have as many.
 # Each takes up to 36 bytes in a report.

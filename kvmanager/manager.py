@@ -1,6 +1,6 @@
 """All pools, one for each attached engine, and the sessions through which they change.
 
-A session is one Attach of an engine. The latest session owns the pool; Steps of older sessions are refused.
+A session is one Attach of an engine. The latest session owns the pool; block steps of older sessions are refused.
 """
 
 from array import array
@@ -33,7 +33,7 @@ _MAX_LISTED_ENGINES = 10
 
 @dataclass
 class PoolTotals:
-    """Totals of a pool since its engine attached, counted from Steps, results and audits.
+    """Totals of a pool since its engine attached, counted from block steps, results and audits.
 
     `condemned_blocks` counts those of all kinds, by the tier, True for the host tier, and the reason.
     """
@@ -55,7 +55,7 @@ class PoolTotals:
     condemned_blocks: Counter[tuple[bool, CondemnReason]] = field(default_factory=Counter)
 
     def add(self, step: Step, applied: AppliedStep, saved_blocks: int) -> None:
-        """Count one Step."""
+        """Count one block step."""
         result = applied.result
         self.steps += 1
         self.prefix_query_tokens += applied.query_tokens
@@ -85,7 +85,7 @@ class Session:
     """One Attach: its created or adopted pool, and the totals.
 
     `connected` becomes False when the stream is lost; the pool is kept until the lease expires. While the session is
-    `stepping`, a Step is partially applied, and only its remaining slices may change the pool.
+    `stepping`, a block step is partially applied, and only its remaining slices may change the pool.
     """
 
     number: int
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def stepping(self) -> bool:
-        """Whether a Step is partially applied."""
+        """Whether a block step is partially applied."""
         return self.pool.state.stepping
 
     @stepping.setter
@@ -222,7 +222,7 @@ class KVManager:
         return session
 
     def apply(self, session: Session, step: Step) -> AppliedStep:
-        """Apply a Step of a session. Raises SessionReplaced, changing nothing, if the session is not live."""
+        """Apply a block step of a session. Raises SessionReplaced, changing nothing, if the session is not live."""
         self.check_live(session)
         applied = session.pool.apply(step)
         self.ledger.record(session.pool.spec.engine_id, step, applied)
@@ -230,13 +230,13 @@ class KVManager:
         return applied
 
     def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, AppliedStep]:
-        """Apply a Step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
+        """Apply a block step as `apply` does, in slices of `budget` units of work; see `Pool.applying`.
 
         The generator must be run to its end. It raises SessionReplaced if the session ends between two slices. Audits
         pause until the end; the ledger, totals and maps are updated at the end.
         """
         self.check_live(session)
-        assert not session.stepping, "the Steps of a session are applied one at a time"
+        assert not session.stepping, "the block steps of a session are applied one at a time"
         work = session.pool.applying(step, budget)
         session.stepping = True
         while True:
@@ -301,8 +301,8 @@ class KVManager:
     def audit(self, session: Session) -> Generator[list[Violation]]:
         """Audit a session's pool once, in slices; each yields the violations found. Ends when the session ends.
 
-        Steps may be applied between the slices; while a Step is partially applied, slices are empty. An audit reports
-        each violation once, and withholds the faulty block.
+        Block steps may be applied between the slices; while a block step is partially applied, slices are empty. An
+        audit reports each violation once, and withholds the faulty block.
         """
         audit = Audit(session.pool.state)
         session.audits.append(audit)
@@ -332,9 +332,10 @@ class KVManager:
                 self.ledger.withheld(session.pool.spec.engine_id, sorted(blocks), host=host, kind=kind)
 
     def open_map(self, session: Session) -> PoolMap:
-        """Return a map of a session's pool that follows its Steps until `close_map`. `PoolMap.building` fills it.
+        """Return a map of a session's pool that follows its block steps until `close_map`. `PoolMap.building` fills it.
 
-        Blocks that the audit withholds between Steps must be reported to the map of their kind by `BlockMap.touch`.
+        Blocks that the audit withholds between block steps must be reported to the map of their kind by
+        `BlockMap.touch`.
         """
         session.maps.append(PoolMap(session.pool.state))
         return session.maps[-1]

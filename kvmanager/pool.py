@@ -1,7 +1,7 @@
 """A pool: the block space of one engine.
 
-It changes only by `apply`, which applies each item of a Step completely or not at all. The same Steps always give the
-same block ids.
+It changes only by `apply`, which applies each item of a block step completely or not at all. The same block steps
+always give the same block ids.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -127,11 +127,11 @@ class Pool:
         return self.state.groups
 
     def apply(self, step: Step) -> AppliedStep:
-        """Apply a Step, item by item. Raises StepOutOfOrder, changing nothing, unless its number is a new highest."""
+        """Apply a block step, item by item. Raises StepOutOfOrder, changing nothing, unless its number is highest."""
         return complete(self.applying(step, _UNLIMITED))
 
     def applying(self, step: Step, budget: int) -> Generator[None, None, AppliedStep]:  # noqa: C901  (one frame, for speed)
-        """Apply a Step in slices; the generator's return value is the result. Raises StepOutOfOrder as `apply` does.
+        """Apply a block step in slices; the generator's return value is the result. Raises StepOutOfOrder like `apply`.
 
         A slice ends after the item, or the part of an item, that completes `budget` units of work. A unit is a block,
         16 tokens hashed, or an item; an item that adds a sequence counts as 8. At every pause the conservation law
@@ -153,7 +153,7 @@ class Pool:
                 seen = len(effects)
                 try:
                     if grants and moved >= limits.MAX_STEP_BLOCKS:
-                        raise OutOfBlocks(f"the Step has already changed {moved} blocks; send this in the next Step")
+                        raise OutOfBlocks(f"the block step has already changed {moved} blocks; send this in the next")
                     remaining = verb(state, item, outcome)
                     if remaining is not None:
                         work = yield from _in_slices(remaining, work, budget)
@@ -183,7 +183,8 @@ class Pool:
         return outcome.applied(step.step, self.device.counts, self.host.counts, withheld[0], windows)
 
     def _set_lengths(self, lengths: Sequence[tuple[int, int]], start: int, outcome: Outcome) -> None:
-        # A plain loop, because every Step has an entry for every running sequence, and nearly all entries are valid.
+        # A plain loop, because every block step has an entry for every running sequence, and nearly all entries are
+        # valid.
         part = lengths[start : start + _SLICE_LENGTHS] if len(lengths) > _SLICE_LENGTHS else lengths
         sequences = self.state.sequences
         try:
@@ -235,7 +236,7 @@ class Pool:
     def count_slots(self) -> Generator[None, None, Slots]:
         """Count the slots of held device blocks as `slots` does, in slices; the return value is the breakdown.
 
-        If Steps are applied between the slices, each sequence is counted at the time of its slice.
+        If block steps are applied between the slices, each sequence is counted at the time of its slice.
         """
         count = SlotCounter(self.device, self.spec.block_size)
         sequences = list(self.sequences.values())
@@ -265,7 +266,7 @@ class Pool:
         return self._pinned_blocks
 
     def withhold(self, device: Iterable[int], host: Iterable[int], kind: int = 0) -> None:
-        """Withhold blocks of a kind whose reference counts are correct. The next Step's result lists them."""
+        """Withhold blocks of a kind whose reference counts are correct. The next block step's result lists them."""
         state = self.state.kinds[kind]
         state.withhold(
             {block: state.device.ref_count(block) for block in device},
@@ -299,7 +300,7 @@ def _in_slices(remaining: Iterable[int], work: int, budget: int) -> Generator[No
 
 
 def _verbs(step: Step, *, in_kinds: bool) -> Iterator[tuple[StepItem, Sequence[Any], _Verb]]:
-    """Yield the non-empty lists of a Step with their verbs, in the order of application."""
+    """Yield the non-empty lists of a block step with their verbs, in the order of application."""
     lists = (
         *(step.condemns, step.commits, step.trims, step.pins, step.forks),
         *(step.frees, step.swap_outs, step.swap_ins, step.extends, step.allocates),

@@ -79,7 +79,7 @@ class PoolState:
         self.groups: dict[int, dict[int, None]] = {}  # sequence ids, which the dict keeps as an ordered set
         self.pins: dict[str, list[int]] = {}
         self.resets = 0
-        self.stepping = False  # True between two slices of a Step
+        self.stepping = False  # True between two slices of a block step
         self._device_releases: list[int] = []
         self._host_releases: list[int] = []
         # Blocks held by neither a table entry nor a pin, because a verb that runs in parts has acquired them already or
@@ -212,11 +212,11 @@ class PoolState:
                 outcome.host_sealed.append(Seal(host_block, key))
 
     def release_after_step(self, blocks: Iterable[int]) -> None:
-        """Release device blocks at the end of the Step, because its copies read them."""
+        """Release device blocks at the end of the block step, because its copies read them."""
         self._device_releases += blocks
 
     def release_host_after_step(self, blocks: Iterable[int]) -> None:
-        """Release host blocks at the end of the Step, because its copies may read them after others write."""
+        """Release host blocks at the end of the block step, because its copies may read them after others write."""
         self._host_releases += blocks
 
     def releasing(self, blocks: list[int]) -> Parts:
@@ -227,7 +227,7 @@ class PoolState:
             yield len(part)
 
     def end_step(self) -> Parts:
-        """Release the blocks whose release was deferred to the end of the Step."""
+        """Release the blocks whose release was deferred to the end of the block step."""
         for tier, releases in ((self.device, self._device_releases), (self.host, self._host_releases)):
             releases.reverse()
             for part in pop_parts(releases):
@@ -253,7 +253,7 @@ class PoolState:
         faults = _own_violations(self)
         for window in self.windows:
             found = _own_violations(window)
-            if not self.stepping:  # between two slices of a Step, an item is applied to some kinds only
+            if not self.stepping:  # between two slices of a block step, an item is applied to some kinds only
                 found += differences(self, window)
             faults += [f"kind {window.kind_name}: {fault}" for fault in found]
         return faults
@@ -286,7 +286,7 @@ def _own_violations(state: PoolState) -> list[str]:
         holders = held_in_host if sequence.swapped else held
         for block in sequence.table:
             holders[block] = holders.get(block, 0) + 1
-    # Between two slices of a Step, blocks whose release is deferred to its end are still held.
+    # Between two slices of a block step, blocks whose release is deferred to its end are still held.
     for block in chain(state.in_flight, state._device_releases, *state.pins.values()):
         held[block] = held.get(block, 0) + 1
     for block in chain(state.host_in_flight, state._host_releases):

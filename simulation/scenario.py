@@ -55,9 +55,9 @@ class PlannedFault(NamedTuple):
     """A fault: its time and kind, the number of the process among those of its kind, and its duration in seconds.
 
     An engine whose kept blocks are to be flipped is killed before. Numbers are taken modulo the number of processes: of
-    engines first, then of clients that send random Steps. Kinds that happen at once have no duration; the wall clock
-    steps by it. A process that is to `reconnect` loses its connections, and the next one that it makes soon carries
-    nothing.
+    engines first, then of clients that send random block steps. Kinds that happen at once have no duration; the wall
+    clock steps by it. A process that is to `reconnect` loses its connections, and the next one that it makes soon
+    carries nothing.
     """
 
     at: float
@@ -121,7 +121,7 @@ class Scenario:
 
     order: int
     engines: tuple[EngineSize, ...]
-    steps: tuple[tuple[EngineSize, StepsPlan], ...]  # of the clients of the manager that send random Steps
+    steps: tuple[tuple[EngineSize, StepsPlan], ...]  # of the clients of the manager that send random block steps
     gateways: tuple[GatewayLimits, ...]
     manager: ManagerLimits
     latency: Latency

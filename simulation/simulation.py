@@ -48,7 +48,7 @@ class Simulation:
         self._witness = Witness(self.universe, scenario)
         self._bounds = Bounds(self.universe, scenario.latency)
         self._checked_steps: dict[AttachedProcess, int] = {}
-        self._checked_pools: dict[Session, int] = {}  # their last Steps
+        self._checked_pools: dict[Session, int] = {}  # their last block steps
         self._errors = ErrorsLogged()
         self._manager = self.universe.start_manager(scenario.manager)
         self._engines = [self._start_engine(number) for number in range(len(scenario.engines))]
@@ -308,10 +308,10 @@ class Simulation:
             raise Violation(left[0])
 
     def _left_over(self) -> list[str]:
-        """Return what is left of requests and Steps. A lost stream's pool keeps its blocks until its lease ends."""
+        """Return what is left of requests and block steps. A lost stream's pool keeps its blocks for its lease."""
         engines = [one for one in self.universe.processes if isinstance(one, EngineProcess)]
         found = [f"{engine.name} still has requests" for engine in engines if not engine.scheduler.empty]
-        found += [f"{one.name} still has blocks, or Steps to send" for one in self._steps if not one.done]
+        found += [f"{one.name} still has blocks, or block steps to send" for one in self._steps if not one.done]
         for session in self._manager.manager.sessions():
             if held := session.pool.device.counts.held + session.pool.host.counts.held:
                 found.append(f"{held} blocks of {session.pool.spec.engine_id} are held after all requests")
@@ -321,7 +321,7 @@ class Simulation:
 def _pool_faults(universe: Universe, process: AttachedProcess, expected: ExpectedContents) -> list[str]:
     """Return what is wrong with the cached blocks of a pool, by its owner's replica and by its manager.
 
-    A manager that has lost the owner may have applied a Step whose answer, and so whose copies, never arrived.
+    A manager that has lost the owner may have applied a block step whose answer, and so whose copies, never arrived.
     """
     replica = process.link.replica.pool
     pools = [replica]

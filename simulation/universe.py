@@ -93,7 +93,7 @@ class Universe:
         return self._add(engine)
 
     def start_steps(self, engine_id: str, size: EngineSize, plan: StepsPlan) -> StepsProcess:
-        """Start a client of the manager that sends random Steps, in place of an earlier one."""
+        """Start a client of the manager that sends random block steps, in place of an earlier one."""
         incarnation, shared = self._next_incarnation(engine_id), self._shared(engine_id, size, ExpectedContents())
         return self._add(StepsProcess(self.network, self.clock, engine_id, incarnation, size, plan, shared))
 

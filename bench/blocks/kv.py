@@ -2,8 +2,8 @@
 
 A step is one of a decoding batch: every sequence reports its new length, and one in `block_size` of them commits a full
 block and gets the next one. vLLM's block management runs the same workload if QUIRE_VLLM_PYTHON names a Python
-interpreter with vLLM. Over gRPC, Steps are also offered at random times at a fixed rate below the capacity: by one
-engine, by the same one while another attaches with a million blocks, and by 16 engines.
+interpreter with vLLM. Over gRPC, block steps are also offered at random times at a fixed rate below the capacity: by
+one engine, by the same one while another attaches with a million blocks, and by 16 engines.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ def size_rows(sizes: Runs) -> list[Row]:
 
 
 def wire_rows(wire: Runs) -> list[Row]:
-    """Return the times of Steps over gRPC, and what other engines change in them."""
+    """Return the times of block steps over gRPC, and what other engines change in them."""
     shown = {
         "wire_step_p50_us": ("back_to_back_p50_us", BACK_TO_BACK),
         "wire_step_p99_us": ("back_to_back_p99_us", BACK_TO_BACK),
@@ -187,7 +187,7 @@ def wire_rows(wire: Runs) -> list[Row]:
 
 
 def _over_one(wire: Runs, metric: str, arm: str, of: str) -> Row:
-    """Return the ratio over one engine alone, with the same Steps at the same times."""
+    """Return the ratio over one engine alone, with the same block steps at the same times."""
     one, again = ([run[f"{name}_{of}"] for run in wire] for name in ("one", AGAIN))
     ratio = median(run[f"{arm}_{of}"] / alone for run, alone in zip(wire, one, strict=True))
     sides = {arm: PACED, "one": PACED}
@@ -226,7 +226,7 @@ def _decode(pool_blocks: int, sequences: int = SEQUENCES) -> float:
     """Return microseconds per sequence and step, with ledger and totals, in a pool with a random free order."""
     load = DecodingBatch(sequences)
     manager, session = _attached(pool_blocks)
-    # Each Step is read just before it is applied, and its result dropped just after, as in the service.
+    # Each block step is read just before it is applied, and its result dropped just after, as in the service.
     messages = (step_message(step).step for step in load.steps(STEPS))
     seconds = [_timed(partial(_apply, manager, session, step_of(message))) for message in messages]
     return sum(seconds[2:]) / STEPS / load.sequences * MICRO  # without the prompts and the commit of all their blocks
@@ -311,26 +311,26 @@ async def _measure_wire(address: str, number: int) -> dict[str, float]:
 
 @cache
 def _messages() -> list[pb.PoolRequest]:
-    """Return the Steps of a batch: two that begin it, and those that are timed. Engines share them: each has a pool."""
+    """Return the block steps of a batch: two that begin it, and those that are timed. Engines share them."""
     return [step_message(step) for step in DecodingBatch(SEQUENCES).steps(MOST_STEPS)]
 
 
 @cache
 def _due() -> list[float]:
-    """Return the seconds at which Steps are due: a Poisson process, the same one however many engines send them."""
+    """Return the seconds at which block steps are due: a Poisson process, the same for any number of engines."""
     draw = random.Random(5)
     return list(accumulate(draw.expovariate(STEPS_A_SECOND) for _ in range(MOST_STEPS)))
 
 
 async def _back_to_back(address: str) -> dict[str, float]:
-    """Run an engine's decoding Steps one after the other."""
+    """Run an engine's decoding block steps one after the other."""
     async with transport.channel(address) as channel:
         call = await begun(channel, "alone", POOL_BLOCKS, _messages())
         return _percentiles([await round_trip(call, message) for message in _messages()[2:WIRE_STEPS]])
 
 
 async def _paced(address: str, name: str, engines: int) -> dict[str, float]:
-    """Offer the same Steps at the same times, by one engine or by several in turn."""
+    """Offer the same block steps at the same times, by one engine or by several in turn."""
     async with transport.channel(address) as channel:
         calls = [await begun(channel, f"{name}-{number}", POOL_BLOCKS, _messages()) for number in range(engines)]
         begin = time.perf_counter()
@@ -346,9 +346,9 @@ async def _paced(address: str, name: str, engines: int) -> dict[str, float]:
 
 
 async def _beside_a_large_report(address: str) -> dict[str, float]:
-    """Offer one engine's Steps, as alone, while another attaches with a million blocks.
+    """Offer one engine's block steps, as alone, while another attaches with a million blocks.
 
-    The other process has its report ready before, so that it computes little while Steps are timed.
+    The other process has its report ready before, so that it computes little while block steps are timed.
     """
     command = (sys.executable, "-m", "bench.blocks.kv", "attach", address)
     other = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1)

@@ -24,7 +24,7 @@ LONG_BLOCKS = 62_500  # of a sequence of a million tokens
 SEQUENCES, SEQUENCE_BLOCKS = 990, 1_000
 GROUP = 16_000  # sequences, nearly as many as there may be
 EQUAL_BLOCKS = 300_000  # with one key
-WORK = 1_000  # units of work in a slice of a Step, as in the service
+WORK = 1_000  # units of work in a slice of a block step, as in the service
 MILLI = 1e3
 REPETITIONS = 5
 CODE = ("blocks", "kvmanager", "services/kvmanager", "bench/blocks/kv_holds.py")
@@ -54,7 +54,7 @@ class _Holds:
 
 
 class _Engine:
-    """An engine's Steps, applied in slices."""
+    """An engine's block steps, applied in slices."""
 
     def __init__(self, holds: _Holds) -> None:
         self.holds = holds

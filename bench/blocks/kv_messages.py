@@ -1,7 +1,7 @@
 """The effect of hostile messages to the KV manager on another engine and on the manager's memory.
 
-A neighbour in another process sends one small Step after the other. Its slowest Step during a message is compared with
-its slowest Step in an equally long time without messages.
+A neighbour in another process sends one small block step after the other. Its slowest block step during a message is
+compared with its slowest block step in an equally long time without messages.
 """
 
 import time
@@ -20,7 +20,7 @@ CODE = (
 TERMS = {"quire": Terms(processes=3, work="a small Step at a time, beside a hostile message")}
 _MIN_SECONDS = 0.2
 
-# The slowest Step alone, the slowest Step during the message, and the growth of the manager's memory.
+# The slowest block step alone, the slowest block step during the message, and the growth of the manager's memory.
 Run = tuple[float, float, float]
 
 

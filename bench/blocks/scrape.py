@@ -1,7 +1,7 @@
-"""The cost of scrapes for the KV manager: the time of /metrics, and of Steps during it.
+"""The cost of scrapes for the KV manager: the time of /metrics, and of block steps during it.
 
-An engine sends Steps of 256 decoding sequences every 5 ms, like a fast GPU. Other pools have 50,000 blocks together,
-all held. A separate process scrapes ten times a second, or not at all, in turn.
+An engine sends block steps of 256 decoding sequences every 5 ms, like a fast GPU. Other pools have 50,000 blocks
+together, all held. A separate process scrapes ten times a second, or not at all, in turn.
 """
 
 import asyncio
@@ -142,7 +142,7 @@ async def _filled(channel: grpc.aio.Channel, case: FullPools, number: int) -> An
 
 
 async def _compared(call: Any, steps: Iterator[Step], url: str, number: int) -> Run:
-    """Return the scrapes, and the Steps beside them, alone, and alone once more."""
+    """Return the scrapes, and the block steps beside them, alone, and alone once more."""
     run: Run = {}
     for arm in in_turn(("alone", "again", "beside"), number):
         if arm == "beside":
@@ -154,7 +154,7 @@ async def _compared(call: Any, steps: Iterator[Step], url: str, number: int) -> 
 
 
 async def _beside_scrapes(call: Any, steps: Iterator[Step], url: str) -> tuple[list[float], list[float]]:
-    """Return the microseconds of Steps, and the milliseconds of scrapes meanwhile."""
+    """Return the microseconds of block steps, and the milliseconds of scrapes meanwhile."""
     command = (sys.executable, "-m", "bench.blocks.scrape", "scrape", url)
     scraper = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -167,7 +167,7 @@ async def _beside_scrapes(call: Any, steps: Iterator[Step], url: str) -> tuple[l
 
 
 async def _trips(call: Any, steps: Iterator[Step], count: int = STEPS) -> list[float]:
-    """Return the microseconds of each of the next Steps."""
+    """Return the microseconds of each of the next block steps."""
     trips, due = [], time.perf_counter()
     for _ in range(count):
         trips.append(await round_trip(call, step_message(next(steps))))

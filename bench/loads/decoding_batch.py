@@ -1,4 +1,4 @@
-"""The Steps of a decoding batch, and an engine's stream to a KV manager."""
+"""The block steps of a decoding batch, and an engine's stream to a KV manager."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ _TOKENS = 4096
 
 
 class DecodingBatch:
-    """Generates the Steps of a decoding batch; blocks fill up evenly over time."""
+    """Generates the block steps of a decoding batch; blocks fill up evenly over time."""
 
     def __init__(self, sequences: int, seed: int = 1) -> None:
         draw = random.Random(seed)
@@ -67,13 +67,13 @@ class DecodingBatch:
         return Step(self._number, commits=commits, extends=extends, lengths=lengths)
 
     def steps(self, count: int) -> Iterator[Step]:
-        """Yield the Step that allocates all, the one that commits their prompts, and `count` more."""
+        """Yield the block step that allocates all, the one that commits their prompts, and `count` more."""
         yield self._begin()
         for _ in range(1 + count):
             yield self._next()
 
     def endless_steps(self) -> Iterator[Step]:
-        """Yield Steps without end: when the tokens are used up, all sequences are freed and allocated again."""
+        """Yield block steps without end: when the tokens are used up, all sequences are freed and allocated again."""
         while True:
             yield from self.steps(_TOKENS - 3 * BLOCK_SIZE - 2)
             self._number += 1
@@ -105,7 +105,7 @@ async def attach_with(channel: grpc.aio.Channel, spec: kvmanager.PoolSpec, pages
 
 
 async def round_trip(call: Call, message: pb.PoolRequest) -> float:
-    """Send a Step, check that no item is refused, and return the microseconds until its result."""
+    """Send a block step, check that no item is refused, and return the microseconds until its result."""
     begun = time.perf_counter()
     await call.write(message)
     await read_result(call)
@@ -113,7 +113,7 @@ async def round_trip(call: Call, message: pb.PoolRequest) -> float:
 
 
 async def read_result(call: Call) -> None:
-    """Read the result of the next Step, and check that no item is refused."""
+    """Read the result of the next block step, and check that no item is refused."""
     response = await call.read()
     assert isinstance(response, pb.PoolResponse)
     assert not response.result.refusals
@@ -122,7 +122,7 @@ async def read_result(call: Call) -> None:
 async def begun(
     channel: grpc.aio.Channel, engine_id: str, pool_blocks: int, messages: Sequence[pb.PoolRequest]
 ) -> Call:
-    """Attach an engine, and run the first two Steps of a batch, which begin it."""
+    """Attach an engine, and run the first two block steps of a batch, which begin it."""
     call = await attach(channel, kvmanager.PoolSpec(engine_id, 1, "model", BLOCK_SIZE, pool_blocks))
     for message in messages[:2]:
         await round_trip(call, message)
@@ -130,9 +130,9 @@ async def begun(
 
 
 async def offered(call: Call, messages: Iterable[pb.PoolRequest], due: Iterable[float]) -> list[float]:
-    """Send a Step at each time; return the microseconds from then, not from a late send, until its result.
+    """Send a block step at each time; return the microseconds from then, not from a late send, until its result.
 
-    A Step does not wait for the result of the one before.
+    A block step does not wait for the result of the one before.
     """
     sent: asyncio.Queue[float | None] = asyncio.Queue()
 

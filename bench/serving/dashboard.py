@@ -54,7 +54,7 @@ SHOWN = (
     *("Blocks by state", "Share of the pool that is held", "Share of slots with tokens"),
     *("Sharing", "Prefix cache hit rate", "Blocks granted, evicted and copied"),
     *("Preemptions", "Cost of preemptions", "Refused block operations"),
-    *("Requests", "Step latency of the engine", "Step latency of the KV manager"),
+    *("Requests", "Step latency of the engine", "Latency of the KV manager's block steps"),
 )
 
 

@@ -270,7 +270,7 @@ _TENANTS = (
 _BOOKS = (
     Panel(
         "Refused block operations",
-        "Items of Steps that the KV manager refused, per second. out_of_blocks means a full pool, pin_too_large "
+        "Items of block steps that the KV manager refused, per second. out_of_blocks means a full pool, pin_too_large "
         "an operator's pin; all others are faults.",
         (Query(rate("quire_kv_refusals_total", "engine, reason"), "{{engine}} {{reason}}"),),
         unit="/s",
@@ -302,8 +302,8 @@ _BOOKS = (
         ),
     ),
     Panel(
-        "Step latency of the KV manager",
-        "Reading, applying and answering the block operations of one step.",
+        "Latency of the KV manager's block steps",
+        "Reading, applying and answering one block step.",
         quantiles("quire_kv_step_seconds"),
         unit="s",
     ),

@@ -133,8 +133,8 @@ _STEPS = (
         unit="s",
     ),
     Panel(
-        "Step latency of the KV manager",
-        "Reading, applying and answering the block operations of one step.",
+        "Latency of the KV manager's block steps",
+        "Reading, applying and answering one block step.",
         quantiles("quire_kv_step_seconds"),
         unit="s",
     ),

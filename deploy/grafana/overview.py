@@ -190,8 +190,8 @@ _ENGINES = (
     PREFIX_CACHE_HIT_RATE,
     PREEMPTIONS,
     Panel(
-        "Proposed tokens that were accepted",
-        "Of those that were verified. None are proposed without --speculate-ngram, or where they do not pay.",
+        "Draft tokens that were accepted",
+        "Of those that were verified. There are none without --speculate-ngram, or where they do not pay.",
         (
             Query(
                 ratio(

@@ -50,7 +50,7 @@ THRESHOLDS = (
     Threshold("minRequests", 20, 20, "requests in the long window that a burn rate must exceed"),
     Threshold("minFailures", 5, 5, "requests of its kind in a quarter of an hour that a share must exceed"),
     Threshold("minTokens", 200, 200, "tokens in the long window that a burn rate of tokens must exceed"),
-    Threshold("kvStepSeconds", 0.02, 0.01, "99th percentile of the KV manager's Steps"),
+    Threshold("kvStepSeconds", 0.02, 0.01, "99th percentile of the KV manager's block steps"),
     Threshold("cancelSeconds", 1, 0.5, "99th percentile of the time from a disconnection to free blocks"),
     Threshold("heldShare", 0.9, 0.9, "share of a pool that is held while requests wait"),
     Threshold("recomputedShare", 0.1, 0.1, "share of computed tokens that preemptions recompute"),

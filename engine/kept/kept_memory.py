@@ -101,7 +101,7 @@ class Counters:
 
     @property
     def are_damaged(self) -> bool:
-        """Whether a number is beyond all that processes and Steps can count to."""
+        """Whether a number is beyond all that processes and block steps can count to."""
         return self.generation >= MOST or self.resets >= MOST or self.stamp >= MOST_STAMP
 
     def begin(self) -> int:

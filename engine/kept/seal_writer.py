@@ -1,6 +1,6 @@
 """Writes the seals of kept memory while its engine runs.
 
-What is written, and in which order, is the protocol of docs/architecture.md, "Kept memory": a seal is broken before its
+What is written, and in which order, is the protocol of docs/pool-life.md, "Kept memory": a seal is broken before its
 block can be written to, and set when the last byte was. One thread calls it: the engine's.
 
 A seal has the checksum of its block's bytes, computed when the seal is set, before anything else can write to the
@@ -40,8 +40,8 @@ class SealChanges(NamedTuple):
     """What an answer changes in the seals of both tiers, and in those of each window kind.
 
     `to_host` and `to_device` are those of its copies between the tiers that carry a key. `committed` are all device
-    blocks that have got a key, those too that the same Step has moved or granted. `resets` counts the resets of the
-    pool after it.
+    blocks that have got a key, those too that the same block step has moved or granted. `resets` counts the resets of
+    the pool after it.
     """
 
     device: TierChanges = TierChanges()

@@ -12,7 +12,7 @@ from engine.attention.llama_shape import LlamaShape
 from engine.errors import ModelUnsupported
 from engine.native.formats.quantized.declared import DECLARATIONS
 
-# Longer contexts are served up to here, whatever a model declares: what a Step of the KV manager carries.
+# Longer contexts are served up to here, whatever a model declares: what a block step of the KV manager carries.
 MAX_CONTEXT_TOKENS = 1 << 20
 _SAMPLED_BYTES = 65536
 # Headers of GGUF files have the vocabulary before the tensors' places.

@@ -16,7 +16,7 @@ from engine.schedule.sequence_group import Group
 def runnable(queue: RequestQueue, now: float, *, step_in_flight: bool) -> list[Group]:
     """Return the groups that may take part in the next step: one isolated group, or all that are not isolated.
 
-    The others also run if the isolated group lacks blocks and no Step is in flight: they hold the blocks it needs.
+    The others also run if the isolated group lacks blocks and no block step is in flight: they hold what it needs.
     """
     if not queue.holds_isolated:
         return queue.running

@@ -31,9 +31,9 @@ class Limits:
     """Limits of a step and of the queue. Raises ValueError, naming the field, if they are inconsistent.
 
     `token_budget` limits the tokens scheduled in one step, `max_sequences` the sequences that hold blocks,
-    `max_waiting` the queue. One Step admits requests until they have `admission_budget` tokens that are not cached; 0:
-    `token_budget`. `admission_watermark` is the fraction of the pool that an admission leaves free while other requests
-    run.
+    `max_waiting` the queue. One block step admits requests until they have `admission_budget` tokens that are not
+    cached; 0: `token_budget`. `admission_watermark` is the fraction of the pool that an admission leaves free while
+    other requests run.
 
     A prompt with more than `long_prefill_token_threshold` uncomputed tokens is long: see `PrefillOrder`; 0: none is,
     which is the order of the PagedAttention paper. At most `max_num_partial_prefills` prompts share the budget of a
@@ -74,7 +74,7 @@ class Limits:
 
     @property
     def admitted_tokens(self) -> int:
-        """Uncached tokens of the requests that one Step admits, except for its last request."""
+        """Uncached tokens of the requests that one block step admits, except for its last request."""
         return self.admission_budget or self.token_budget
 
     @property

@@ -88,11 +88,11 @@ class LiveRequests:
         return pin
 
     def unpin(self, name: str) -> None:
-        """Remove a pin with the next Step; its blocks stay cached. Raises UnknownPin."""
+        """Remove a pin with the next block step; its blocks stay cached. Raises UnknownPin."""
         self.cancel(self._pins.remove_pin(name).request_id)
 
     def reset(self, now: float) -> None:
-        """Clear the prefix cache with the next Step; pinned prefixes are recomputed and pinned again."""
+        """Clear the prefix cache with the next block step; pinned prefixes are recomputed and pinned again."""
         self._compute_again(self._pins.reset(), now)
 
     def _compute_again(self, pins: Items[PinnedPrefix], now: float) -> None:
@@ -103,12 +103,12 @@ class LiveRequests:
     # Ending.
 
     def cancel(self, request_id: str) -> None:
-        """End a request; an unknown id is ignored. The next Step frees its blocks."""
+        """End a request; an unknown id is ignored. The next block step frees its blocks."""
         if (group := self._queue.by_request.get(request_id)) is not None:
             self._endings.end(group, FinishReason.CANCELLED)
 
     def cancel_all(self) -> None:
-        """End all live requests. The next Step frees their blocks."""
+        """End all live requests. The next block step frees their blocks."""
         for group in self._all():
             self._endings.end(group, FinishReason.CANCELLED)
 

@@ -1,4 +1,4 @@
-"""The engine's scheduler: for each turn, the work of the next step and the Step for the block manager.
+"""The engine's scheduler: for each turn, the work of the next step and the block step for the block manager.
 
 The order is that of the queue: by priority, then by arrival. A group runs only when the block manager has answered: its
 first blocks make it running, and it computes only within the room of its sequences, which answers grant. What the step
@@ -48,7 +48,7 @@ class IdleReason(Enum):
     """Why the next turn of the loop can do nothing until something arrives."""
 
     EMPTY = "no request is live"
-    ANSWER = "the block manager has not answered the Step in flight"
+    ANSWER = "the block manager has not answered the block step in flight"
     DISCONNECTED = "the block manager is disconnected"
 
 
@@ -131,18 +131,18 @@ class Scheduler:
 
     @property
     def step_in_flight(self) -> bool:
-        """Whether a Step was sent to the block manager and not answered."""
+        """Whether a block step was sent to the block manager and not answered."""
         return self._blocks.in_flight
 
     @property
     def empty(self) -> bool:
-        """Whether no request is live, no Step is in flight, and no release or pin change is pending."""
+        """Whether no request is live, no block step is in flight, and no release or pin change is pending."""
         return not (self._queue.by_request or self._releases.pending or self.pins.has_changes or self.step_in_flight)
 
     def idle_reason(self, *, connected: bool) -> IdleReason | None:
         """Return why nothing can be done after a turn without progress; None if another turn may make some.
 
-        `connected`: a Step can be sent to the block manager.
+        `connected`: a block step can be sent to the block manager.
         """
         groups = runnable(self._queue, self.requests.now, step_in_flight=self.step_in_flight)
         if self._blocks.has_copies or can_compute(groups, self.limits.token_budget):
@@ -245,7 +245,7 @@ class Scheduler:
     # The block manager.
 
     def build_step(self, plan: StepPlan | None) -> Step | None:
-        """Build the Step needed after `plan`; None if one is in flight or nothing is needed."""
+        """Build the block step needed after `plan`; None if one is in flight or nothing is needed."""
         if not self.step_in_flight:
             for group in [one for one in self._queue.prefills if one.ready_to_fork]:
                 if group.request.scratch and self._proven is not None:
@@ -270,7 +270,7 @@ class Scheduler:
             self._start(one)
 
     def rollback_step(self, reattached: Reattached) -> None:
-        """Roll back the Step in flight, which will not be answered.
+        """Roll back the block step in flight, which will not be answered.
 
         Its frees, commits, trims and forks hold, grants and moves do not.
         """

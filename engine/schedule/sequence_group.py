@@ -24,13 +24,13 @@ class Sequence:
     """One sample or beam: its tokens, its blocks, and how much of it is computed.
 
     `PoolView` writes `table`, those in window kinds, `room` (tokens that fit) and `swapped` (to the host tier).
-    `Releases` writes `release_pending` (the next Step frees the blocks).
+    `Releases` writes `release_pending` (the next block step frees the blocks).
 
     `computed` counts tokens whose K and V are in the cache, `committed` the leading blocks that have keys, and `sent`
     the computed tokens last reported to the block manager. `lost_tokens` counts tokens computed before a preemption.
 
-    The next Step forks the sequence from `parent`. `score` belongs to an answer of a beam search. `state` is the state
-    of the constraint, and `mask` the tokens that it allows next.
+    The next block step forks the sequence from `parent`. `score` belongs to an answer of a beam search. `state` is the
+    state of the constraint, and `mask` the tokens that it allows next.
     """
 
     id: int
@@ -169,7 +169,7 @@ class Sequence:
         self.sent = self.computed
 
     def fork(self, number: int) -> "Sequence":
-        """Return a copy that continues independently; the next Step forks it if this sequence has blocks."""
+        """Return a copy that continues independently; the next block step forks it if this sequence has blocks."""
         state = self.state and self.state.copy()
         child = Sequence(number, self.group, 0, list(self.tokens), lost_tokens=self.lost_tokens, state=state)
         if self.table:  # else it was preempted, and all beams are recomputed together
@@ -181,7 +181,7 @@ class Sequence:
         self.index = index
 
     def inherit(self, parent: "Sequence") -> None:
-        """Take over the computed state of its parent when the Step forks it."""
+        """Take over the computed state of its parent when the block step forks it."""
         self.computed, self.committed, self.sent = parent.computed, parent.committed, parent.sent
         self.parent = None
 

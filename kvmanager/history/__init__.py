@@ -1,1 +1,1 @@
-"""The history of pools: events, the ledger that keeps them, explanations, and records of Steps."""
+"""The history of pools: events, the ledger that keeps them, explanations, and records of block steps."""

@@ -46,7 +46,7 @@ class Attachment:
         self._groups_by_sequence: dict[int, _LiveGroup] = {}
         self._groups: dict[int, _LiveGroup] = {}
         self._step = 0
-        self._ended: dict[int, str] = {}  # requests of the sequences that the latest Step freed, for its window kinds
+        self._ended: dict[int, str] = {}  # requests whose sequences the latest block step freed, for its window kinds
         for sequence in sequences:
             self._add(sequence.id, sequence.group, sequence.request_id)
         self.adopted = bool(self._groups_by_sequence)
@@ -75,7 +75,7 @@ class Attachment:
         refused: tuple[tuple[object, ...], ...] = (),
         kinds: bytes = b"",
     ) -> Entry:
-        """Return the entry of a Step, and update the live sequences.
+        """Return the entry of a block step, and update the live sequences.
 
         `kinds` has the kind of each effect, those of kind 0 first; empty if all are of kind 0.
         """

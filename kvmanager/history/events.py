@@ -1,4 +1,4 @@
-"""Ledger entries of Steps, and the events that are made of them on reading.
+"""Ledger entries of block steps, and the events that are made of them on reading.
 
 Entries contain no token ids, and events no block keys. An entry of an allocate keeps the request id and the first key
 that was not cached.
@@ -87,7 +87,7 @@ class RefusedItem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The ledger's record of a Step, or of a change of a pool as a whole. Its events are numbered from `first` on.
+    """The ledger's record of a block step, or of a change of a pool as a whole. Its first event has number `first`.
 
     The effects are stored in columns of plain tuples, bytes, numbers and strings, because the ledger keeps a hundred
     thousand events and the garbage collector must not traverse each of them.

@@ -1,7 +1,7 @@
 """The ledger: the latest events of all pools, in order, within a bound.
 
-Recording is on the path of every Step, so it only keeps references. `flush` converts them to entries between Steps, and
-events are made when they are read.
+Recording is on the path of every block step, so it only keeps references. `flush` converts them to entries between
+block steps, and events are made when they are read.
 """
 
 from array import array
@@ -21,7 +21,7 @@ from kvmanager.history.explanation import Explanation, explain
 from kvmanager.parts import complete
 from kvmanager.pool_state import SequenceTable
 
-# Maximum of Steps that wait for `flush`: together they take less than a millisecond.
+# Maximum of block steps that wait for `flush`: together they take less than a millisecond.
 _UNFLUSHED_STEPS = 32
 
 # Events, and blocks in them, that are recorded without a pause.
@@ -45,8 +45,8 @@ class EventPage(NamedTuple):
 class Ledger:
     """The latest events of all engines, numbered from 1 without gaps.
 
-    An event is an applied or refused verb, or a change of a pool as a whole. Within a Step, the applied verbs come
-    first. Lengths are not recorded.
+    An event is an applied or refused verb, or a change of a pool as a whole. Within a block step, the applied verbs
+    come first. Lengths are not recorded.
     """
 
     def __init__(self, events: int = 100_000, weight: int = 32 << 20) -> None:
@@ -110,12 +110,12 @@ class Ledger:
         self._append(entry._replace(block_counts=(len(ids),), blocks=ids.tobytes(), kinds=bytes([kind]) * bool(kind)))
 
     def record(self, engine_id: str, step: Step, applied: AppliedStep) -> None:
-        """Record an attached engine's Step. Keeps its effects, which must not change."""
+        """Record an attached engine's block step. Keeps its effects, which must not change."""
         for _ in self.recording(engine_id, step, applied):
             pass
 
     def recording(self, engine_id: str, step: Step, applied: AppliedStep) -> Iterator[None]:
-        """Record a Step as `record` does, in slices. The engine must stay attached until the end."""
+        """Record a block step as `record` does, in slices. The engine must stay attached until the end."""
         attachment = self._attached[engine_id]
         effects, kinds = _with_windows(applied) if applied.windows else (applied.effects, b"")
         if applied.result.refusals or len(effects) > _PART_EVENTS:
@@ -134,8 +134,8 @@ class Ledger:
         kinds: bytes,
     ) -> Iterator[None]:
         self.flush()
-        # Refused items are recorded first, because they refer to the sequences before the Step. The Step itself is not
-        # kept, because it has token ids.
+        # Refused items are recorded first, because they refer to the sequences before the block step. The block step
+        # itself is not kept, because it has token ids.
         refused: list[tuple[object, ...]] = []
         for some in _parts([one for one in refusals if one.item is not StepItem.LENGTH]):
             refused += [tuple(attachment.refused_item(step, one)) for one in some]
@@ -156,7 +156,7 @@ class Ledger:
             self._append(attachment.entry(self._next, step.step, (), tuple(part)))
 
     def flush(self) -> None:
-        """Convert the recorded Steps to entries: some microseconds per Step, best spent after its answer is sent."""
+        """Convert the recorded block steps to entries: some microseconds each, best spent after its answer is sent."""
         for attachment, step, effects, kinds in self._unflushed:
             self._append(attachment.entry(self._next, step, effects, (), kinds))
         self._unflushed.clear()
@@ -227,7 +227,7 @@ class Ledger:
 
 
 def _with_windows(applied: AppliedStep) -> tuple[list[RawEffect], bytes]:
-    """Return the effects of a Step on all kinds of blocks, and the number of each one's kind, kind 0 first.
+    """Return the effects of a block step on all kinds of blocks, and the number of each one's kind, kind 0 first.
 
     Commits are the same in all kinds, so those of kind 0 are enough.
     """

@@ -1,9 +1,9 @@
 """Checksums of operation records, and their replay.
 
-A record contains a pool at the start of a session, and every Step applied to it since. Each Step has a checksum of the
-record up to it: SHA-256 over the Steps and their results (ids, keys, copies, refusals, counts). The same Steps always
-give the same results, so a replay with another checksum means that the core or the record was changed. The hash covers
-the values, each list preceded by its length, and not their encoding in a file.
+A record contains a pool at the start of a session, and every block step applied to it since. Each block step has a
+checksum of the record up to it: SHA-256 over the block steps and their results (ids, keys, copies, refusals, counts).
+The same block steps always give the same results, so a replay with another checksum means that the core or the record
+was changed. The hash covers the values, each list preceded by its length, and not their encoding in a file.
 """
 
 from array import array
@@ -29,7 +29,7 @@ Withheld = tuple[Sequence[int], Sequence[int]]
 
 
 class ReplayMismatch(Exception):
-    """A replay got a checksum that differs from the record's, at Step `step`, or at the snapshot if `step` is None."""
+    """A checksum differs from the record's, at block step `step`, or at the snapshot if `step` is None."""
 
     def __init__(self, message: str, step: int | None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class ReplayMismatch(Exception):
 
 
 class Checksum:
-    """The checksum of one session's record: of its pool, then of each Step in order."""
+    """The checksum of one session's record: of its pool, then of each block step in order."""
 
     def __init__(self, spec: PoolSpec) -> None:
         """Start with the properties of the pool."""
@@ -62,7 +62,7 @@ class Checksum:
                 yield
 
     def add(self, step: Step, applied: AppliedStep) -> None:
-        """Add a Step and its result."""
+        """Add a block step and its result."""
         for part in chain(_step_parts(step), _applied_parts(applied)):
             self._hash.update(part)
         if applied.windows:
@@ -81,7 +81,7 @@ class Checksum:
 
 
 class OperationsReplay:
-    """Applies recorded Steps to a recorded pool. `steps` counts the applied Steps."""
+    """Applies recorded block steps to a recorded pool. `steps` counts the applied block steps."""
 
     def __init__(self, spec: PoolSpec) -> None:
         """Start with an empty pool."""
@@ -104,7 +104,7 @@ class OperationsReplay:
         self.pool = complete(adopt(self.spec, report))
 
     def apply(self, step: Step, withheld: Sequence[Withheld], recorded: bytes) -> None:
-        """Withhold blocks of each kind, then apply a Step. Raises ReplayMismatch if the checksum is another one."""
+        """Withhold blocks of each kind, then apply a block step. Raises ReplayMismatch if the checksum differs."""
         for kind, (device, host) in enumerate(withheld):
             self.pool.withhold(device, host, kind)
         try:
@@ -201,7 +201,7 @@ def _step_parts(step: Step) -> Iterator[bytes]:
 
 
 def _condemn_parts(step: Step) -> Iterator[bytes]:
-    """Encode what few Steps have. Others keep the checksums that they had before."""
+    """Encode what few block steps have. Others keep the checksums that they had before."""
     for item in step.condemns:
         yield _numbers(item.sequence, item.reason.value, item.host, item.kind) + _list(item.blocks)
 

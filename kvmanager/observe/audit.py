@@ -1,21 +1,22 @@
-"""The audit: checks the invariants of a pool in slices, while Steps are applied between the slices.
+"""The audit: checks the invariants of a pool in slices, while block steps are applied between the slices.
 
 Each block's reference count must equal its number of holders in the tables and pins. Searching all tables for the
 holders of a block would take time by the size of the pool. So each audit keeps its own copies of the tables (see
 `table_follower`), and from them the number of holders of each block:
 
 * It copies the pool's tables and pins, some in each slice.
-* It receives the result of every Step. Results contain the changes of tables. A change of a copied table is applied to
-  the copy; a change of a table that is not copied yet is part of the later copy. A new table is copied from the result.
-* Before it checks anything, a slice applies all received changes. Steps and slices run in one thread, so at this moment
-  the copies and the pool have the same state. Once all tables are copied, the numbers of holders are exact: any
+* It receives the result of every block step. Results contain the changes of tables. A change of a copied table is
+  applied to the copy; a change of a table that is not copied yet is part of the later copy. A new table is copied from
+  the result.
+* Before it checks anything, a slice applies all received changes. Block steps and slices run in one thread, so at this
+  moment the copies and the pool have the same state. Once all tables are copied, the numbers of holders are exact: any
   difference is a fault of the records, not a race.
 * Nothing else is carried from slice to slice, with one exception: the index cannot be iterated while it changes, so its
   size is only compared after a sweep during which no block changed.
 
-A slice takes time by its length and by the changes of the Steps since the last one. Each slice compares the sum of the
-block counts. Only if the sum is wrong is the whole free list searched for the fault, which takes time by the size of
-the pool, at most once per audit.
+A slice takes time by its length and by the changes of the block steps since the last one. Each slice compares the sum
+of the block counts. Only if the sum is wrong is the whole free list searched for the fault, which takes time by the
+size of the pool, at most once per audit.
 
 The audit repairs what it can: a faulty block is withheld, its reference count is set to its number of holders, and
 wrong sums are corrected. A faulty block is never handed out again.
@@ -101,13 +102,13 @@ class _Holders:
 
 
 class Audit:
-    """One audit of one pool. It must receive every Step from its creation to the end of `slices`."""
+    """One audit of one pool. It must receive every block step from its creation to the end of `slices`."""
 
     def __init__(self, state: PoolState) -> None:
         self._kinds = [_KindAudit(kind, state) for kind in state.kinds]
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive an applied Step. Its result is kept for a while and must not change."""
+        """Receive an applied block step. Its result is kept for a while and must not change."""
         for kind, own in zip(self._kinds, (applied, *applied.windows), strict=True):
             kind.on_step(own)
 
@@ -186,7 +187,7 @@ class _KindAudit:
         if not same or sequence.swapped != holders.host:
             pairs = zip(sequence.table, table, strict=False)
             block = next((one for one, other in pairs if one != other), 0)
-            message = f"the table of sequence {sequence_id} differs from the results of its Steps"
+            message = f"the table of sequence {sequence_id} differs from the results of its block steps"
             found.append(Violation(block, sequence.swapped, message))
         elif sequence.committed_blocks > sequence.dropped and self._has_other_key(sequence, holders.tier):
             block = table[sequence.committed_blocks - 1 - sequence.dropped]

@@ -14,7 +14,7 @@ from kvmanager.effects import Allocated, Extended, SwappedIn, effect_of
 
 
 class LifetimeSamples(NamedTuple):
-    """The lifetime samples of a Step, in seconds.
+    """The lifetime samples of a block step, in seconds.
 
     For each lifetime that ended: its length in `lifetimes`, and the time since the last grant or hit in `idle`. For
     each hit of a block but its first: the time since the previous hit in `reuse_gaps`.
@@ -47,7 +47,7 @@ class BlockLifetimes:
         self._to_skip = self._random_skip()
 
     def on_step(self, applied: AppliedStep, now: float) -> LifetimeSamples | None:
-        """Receive a Step applied at time `now`, in seconds. Returns None if no block was handed out or hit."""
+        """Receive a block step applied at time `now`, in seconds. Returns None if no block was handed out or hit."""
         if not applied.granted_blocks and not applied.hit_tokens:
             return None
         samples = LifetimeSamples([], [], [])

@@ -1,7 +1,7 @@
-"""A map of a pool's blocks: the state of each block, kept up to date by the results of Steps.
+"""A map of a pool's blocks: the state of each block, kept up to date by the results of block steps.
 
 A map exists only while it is watched. It follows its pool from its creation on, as an audit does. Results are queued
-while Steps are applied, and processed between Steps in slices.
+while block steps are applied, and processed between block steps in slices.
 """
 
 from array import array
@@ -144,13 +144,13 @@ class _Cells:
 
 
 class PoolMap:
-    """The maps of all kinds of blocks of a pool, kind 0 first. It must receive every Step from its creation on."""
+    """The maps of all kinds of blocks of a pool, kind 0 first. It must receive every block step."""
 
     def __init__(self, state: PoolState) -> None:
         self.kinds = [BlockMap(kind) for kind in state.kinds]
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive an applied Step. Its result is kept for a while and must not change."""
+        """Receive an applied block step. Its result is kept for a while and must not change."""
         for kind, own in zip(self.kinds, (applied, *applied.windows), strict=True):
             kind.on_step(own)
 
@@ -172,7 +172,7 @@ class PoolMap:
 
 
 class BlockMap:
-    """The states of all blocks of one kind. The map must receive every Step from its creation on."""
+    """The states of all blocks of one kind. The map must receive every block step from its creation on."""
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
@@ -193,7 +193,7 @@ class BlockMap:
         return self._host.cells
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive an applied Step. Its result is kept for a while and must not change."""
+        """Receive an applied block step. Its result is kept for a while and must not change."""
         if not self._following:
             return
         self._tables.on_step(applied)
@@ -208,7 +208,7 @@ class BlockMap:
             self.touch(applied.result.host_withheld_blocks, host=True)
 
     def touch(self, blocks: Iterable[int], *, host: bool) -> None:
-        """Record that blocks have changed other than by a Step."""
+        """Record that blocks have changed other than by a block step."""
         (self._host if host else self._device).changed.update(blocks)
 
     def building(self) -> Generator[None, None, None]:
@@ -223,7 +223,7 @@ class BlockMap:
     def updating(self) -> Generator[None, None, MapChanges]:
         """Update the map in slices; the generator's return value has the changes.
 
-        A change by a Step between the slices is in this return value or in the next one.
+        A change by a block step between the slices is in this return value or in the next one.
         """
         self._tables.catch_up()
         changes = []

@@ -1,7 +1,8 @@
-"""Copies of a pool's tables that follow its Steps, for observers that need the holders of every block.
+"""Copies of a pool's tables that follow its block steps, for observers that need the holders of every block.
 
-The tables are copied in slices, while Steps are applied in between. The results of Steps contain the changes of tables:
-a change of a copied table is applied to the copy; a change of a table that is not copied yet is part of the later copy.
+The tables are copied in slices, while block steps are applied in between. The results of block steps contain the
+changes of tables: a change of a copied table is applied to the copy; a change of a table that is not copied yet is part
+of the later copy.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Set
@@ -42,10 +43,10 @@ class FollowedTable(Generic[H]):
 
 
 class TableFollower(Generic[H]):
-    """The tables and pins of a pool according to the results of its Steps. Complete from the end of `copying` on."""
+    """The tables and pins of a pool according to the results of its block steps. Complete after `copying`."""
 
     def __init__(self, state: PoolState, device: H, host: H) -> None:
-        """Start without tables. The follower must receive every Step of this kind from now on."""
+        """Start without tables. The follower must receive every block step of this kind from now on."""
         self.changes = 0  # received results
         self.resets = 0  # resets of the prefix cache in the followed results
         self._state = state
@@ -56,7 +57,7 @@ class TableFollower(Generic[H]):
         self._pending: list[AppliedStep] = []
 
     def on_step(self, applied: AppliedStep) -> None:
-        """Receive an applied Step. Its result is kept for a while and must not change."""
+        """Receive an applied block step. Its result is kept for a while and must not change."""
         if applied.effects or applied.result.tables:
             self.changes += 1
             self._pending.append(applied)
@@ -94,7 +95,7 @@ class TableFollower(Generic[H]):
         self.catch_up()
 
     def _awaiting_step(self) -> Iterator[None]:
-        """Pause until a partially applied Step is complete, because its result assumes the tables before it."""
+        """Pause until a partially applied block step is complete, because its result assumes the tables before it."""
         while self._state.stepping:
             yield
             self.catch_up()
@@ -166,7 +167,7 @@ class TableFollower(Generic[H]):
     def _change_pins(self, change: PinChange, blocks: Iterable[int]) -> None:
         match change:
             case Pin(pin_id):
-                # A pin, like a table, may have been copied between two slices of its Step.
+                # A pin, like a table, may have been copied between two slices of its block step.
                 self._device.change(self._pins.get(pin_id, ()), -1, PIN_HOLDER)
                 self._pins[pin_id] = list(blocks)
                 self._device.change(blocks, 1, PIN_HOLDER)

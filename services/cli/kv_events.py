@@ -21,20 +21,20 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @click.command("kv-events")
 @click.argument("address")
-@click.option("--replay", default="", help="Address for replays and snapshots. Empty: only new events are known.")
+@click.option("--replay", default="", help="Address for replays and snapshots. Empty: only new events are read.")
 @click.option("--topic", default="", help="Beginning of the topics to follow. Empty: all.")
 @click.option("--print", "prints", is_flag=True, help="Print each event, without token ids, instead of counts.")
 @click.option("--once", is_flag=True, help="Print the blocks of one snapshot, and end. Needs --replay.")
 @click.option("--timeout", type=SECONDS, default=30.0, show_default=True, help="Deadline of --once, in seconds.")
 @click.option("--interval", type=SECONDS, default=1.0, show_default=True, help="Seconds between two lines of counts.")
-@click.option("--curve-key", type=_FILE, help="File of the own CURVE secret key, as `quire key curve` makes it.")
+@click.option("--curve-key", type=_FILE, help="File of your CURVE secret key, made by `quire key curve`.")
 @click.option("--curve-server", type=_FILE, help="File of the engine's CURVE public key.")
 def kv_events(address: str, prints: bool, once: bool, timeout: float, interval: float, **options: str | None) -> None:
     """Follow the KV events of an engine, Quire's or vLLM's.
 
-    ADDRESS is its --kv-events-listen, as host:port; --once needs only --replay. Prints the number of its cached blocks
-    by medium whenever it has changed, and with --print each event. Kinds of blocks other than the first are shown by
-    their numbers.
+    ADDRESS is the engine's --kv-events-listen, as host:port; --once needs only --replay. Whenever the number of cached
+    blocks has changed, it is printed by medium; with --print each event is printed instead. Kinds of blocks other than
+    the first are shown by number.
     """
     if once and not options["replay"]:
         raise click.UsageError("--once needs --replay")

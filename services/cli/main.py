@@ -64,9 +64,9 @@ def cli() -> None:
     `quire serve` starts all services; `quire generate` and `quire chat` call them. Each service can also be started
     alone, on one machine or on several.
 
-    Every option is also an environment variable with the name of its command: QUIRE_ENGINE_BLOCK_SIZE is the
-    --block-size of `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`. `serve`, `demo` and `run-batch` read
-    the engine's variables too, but their own first.
+    Every option is also an environment variable, named after its command: QUIRE_ENGINE_BLOCK_SIZE is --block-size of
+    `quire engine`, QUIRE_SERVE_BLOCK_SIZE that of `quire serve`. `serve`, `demo` and `run-batch` also read the engine's
+    variables, but their own come first.
     """
 
 
@@ -98,7 +98,7 @@ for command in (serve, kvmanager, engine, gateway):
 @click.option("--system", help="System message; makes the prompt a chat.")
 @click.option("--chat", "as_chat", is_flag=True, help="Send the prompt as a user message, through the chat template.")
 @click.option(
-    "--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of the whole answer, in seconds."
+    "--timeout", type=SECONDS, default=300.0, show_default=True, help="Seconds that the whole answer may take."
 )
 @connection_options()
 def generate(prompt: str, connection: "Connection", timeout: float, json_schema: TextIO | None, **options: Any) -> None:
@@ -134,7 +134,7 @@ def generate(prompt: str, connection: "Connection", timeout: float, json_schema:
 @click.option(
     "--temperature", type=FiniteFloat(), help="Sampling temperature; 0 is greedy. Default: the model's, else 1."
 )
-@click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Deadline of one answer, in seconds.")
+@click.option("--timeout", type=SECONDS, default=300.0, show_default=True, help="Seconds that one answer may take.")
 @connection_options()
 def chat(connection: "Connection", timeout: float, **options: Any) -> None:
     """Chat with a model, line by line.
@@ -160,7 +160,7 @@ def chat(connection: "Connection", timeout: float, **options: Any) -> None:
 def health(connection: "Connection", service: str, timeout: float) -> None:
     """Print the health status of a service.
 
-    The address is that of any service, given as ADDRESS or --address. The exit status is 0 if the status is SERVING.
+    ADDRESS, or --address, is the address of any service. The exit status is 0 if the health status is SERVING.
     """
     from services.cli.commands.talk import health as run
 
@@ -188,7 +188,7 @@ def _administer(**request: Any) -> None:
 @click.option("--system", is_flag=True, help="Pin the text as a system message, through the chat template.")
 @click.option("--salt", default="", help="Only requests with this salt share the prefix.")
 @click.option(
-    "--tenant", default="", help="Tenant whose requests share the prefix, where tenants do not share prefixes."
+    "--tenant", default="", help="Tenant whose requests share the prefix. Not needed if all tenants share prefixes."
 )
 @_admin_options
 def pin(text: str | None, file: TextIO | None, system: bool, name: str, salt: str, tenant: str, **options: Any) -> None:
@@ -234,8 +234,8 @@ def forget(path: Path) -> None:
     """Erase the blocks that engines left at PATH.
 
     PATH is the --keep-blocks of engines that have ended: a file, or a folder of such files. The blocks contain what was
-    computed from the prompts of all tenants. The memory of a running engine is refused: `quire reset-cache` withdraws
-    its blocks, and its end erases them unless it has --keep-at-stop.
+    computed from the prompts of all tenants. The memory of a running engine is refused. For that one, `quire
+    reset-cache` withdraws the blocks, and its end erases them unless it has --keep-at-stop.
     """
     from services.cli.commands.pins import forget as run
 
@@ -250,9 +250,9 @@ def forget(path: Path) -> None:
 def explain(request_id: str, connection: "Connection", timeout: float) -> None:
     """Explain what happened to a request's blocks, and why.
 
-    REQUEST_ID is the client's own, or the one in the answer: `quire generate` prints it, over HTTP it is the answer's
-    id. With API keys the tenant precedes it: TENANT/REQUEST_ID. The explanation covers the events that the
-    KV manager's ledger still holds. Several KV managers are asked if --address lists them, or has dns:NAME:PORT.
+    REQUEST_ID is the id that the client gave, or the one in the answer: `quire generate` prints it, over HTTP it is the
+    answer's id. With API keys the tenant comes first: TENANT/REQUEST_ID. The explanation covers the events that the
+    KV manager's ledger still holds. If --address lists several KV managers, or is dns:NAME:PORT, all are asked.
     """
     from services.cli.commands.talk import explain as run
 
@@ -263,7 +263,7 @@ def explain(request_id: str, connection: "Connection", timeout: float) -> None:
 def instances() -> None:
     """List your running `quire serve` instances on this machine.
 
-    Other commands call the first one, unless they have an --address or an --instance.
+    Other commands call the first in the list, unless they have an --address or an --instance.
     """
     from services.cli.local.instances import running
 
@@ -348,7 +348,7 @@ def _range_of(name: str, least: int | None = None) -> click.IntRange:
 @click.option(
     "--admission-watermark",
     type=FiniteFloat(0, 0.5),
-    help="Fraction of blocks that an admission leaves free while other requests run. Default: as recorded.",
+    help="Fraction of blocks that admission leaves free while other requests run. Default: as recorded.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option(
@@ -357,10 +357,10 @@ def _range_of(name: str, least: int | None = None) -> click.IntRange:
 def replay(file: str, as_json: bool, as_text: bool, **options: Any) -> None:
     """Replay or print a record.
 
-    A record of operations (`--record-folder`) is applied to the KV manager's core again, and must give the same block
-    ids: if not, the exit status is 1. A record of requests (`--record-requests`) runs through the engine's
-    scheduler and the KV manager's core without a model, with the pool and the limits given here, and prints hit rate,
-    preemptions and waste. With --print the record is printed and nothing runs.
+    A record of operations (`--record-folder`) is applied to the KV manager's core again. If that gives other block ids,
+    the exit status is 1. A record of requests (`--record-requests`) runs through the engine's scheduler and the KV
+    manager's core without a model, with the pool and limits given here; it prints hit rate, preemptions and waste. With
+    --print the record is printed and nothing runs.
     """
     from services.cli.commands.replay import Options, print_record
     from services.cli.commands.replay import replay as run

@@ -2,7 +2,7 @@
 
 The stream and the replica of the pool belong to the event loop. The engine's thread sends and receives through two
 queues. Answers, disconnects and new streams are queued in order. The client reconnects only after the engine's thread
-has received the disconnect, so that the replica contains every Step that was sent.
+has received the disconnect, so that the replica contains every block step that was sent.
 """
 
 import asyncio
@@ -63,10 +63,10 @@ _NO_TRACE_PARENTS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class _NewStream:
-    """A new stream, with its own queue, so that Steps for an older stream never enter it.
+    """A new stream, with its own queue, so that block steps for an older stream never enter it.
 
     `reattached` describes the pool if the stream replaces another, or if the pool began with kept blocks. `changes` are
-    those of Steps that were not answered. `missing` has the fields that the manager lacks.
+    those of block steps that were not answered. `missing` has the fields that the manager lacks.
     """
 
     outgoing: _Outgoing
@@ -154,7 +154,7 @@ class BlockClient:
 
     @property
     def ready(self) -> bool:
-        """Return True if a Step can be sent now."""
+        """Return True if a block step can be sent now."""
         return self._sending is not None
 
     @property
@@ -163,7 +163,7 @@ class BlockClient:
         return bool(self._incoming)
 
     def send(self, step: Step) -> None:
-        """Send a Step; a disconnect loses its answer."""
+        """Send a block step; a disconnect loses its answer."""
         assert self._sending is not None, "the stream is ready"
         if step.condemns and _CONDEMNS in self._missing:
             # No hit finds the blocks any more; they may be granted again, and are written to before they are read.
@@ -220,7 +220,7 @@ class BlockClient:
             await asyncio.sleep(retry_seconds)
 
     def close(self) -> None:
-        """Half-close the stream after the queued Steps: the KV manager drops the pool."""
+        """Half-close the stream after the queued block steps: the KV manager drops the pool."""
         self._outgoing.put_nowait(None)
 
     async def _attach_once(self) -> bool:

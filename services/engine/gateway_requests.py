@@ -143,7 +143,7 @@ class GatewayRequests:
         sent = threading.Event()
         self._loop.call(partial(link.on_sent, sent.set))
         if not self._loop.wait(sent, _MAX_SEND_SECONDS):
-            log.warning("a gateway did not receive in time which request runs isolated")
+            log.warning("a gateway did not receive in time that a request runs isolated")
 
     def _refuse(self, link: GatewayLink, arrival: Arrival, refused: RequestRefused) -> None:
         self._message_to(link).refused.append(refused_message(arrival.submission, refused))

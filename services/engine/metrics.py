@@ -177,7 +177,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
     ),
     (
         "quire_num_sequences_left_out",
-        "Running sequences left out of a step because the KV manager's answer was late, summed over steps.",
+        "Running sequences that stalled for a step because the KV manager's answer was late, summed over steps.",
         (),
         lambda stats: {(): stats.totals.skipped},
     ),
@@ -189,38 +189,38 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[EngineStats], _Value
     ),
     (
         "quire_num_sequences_sat_out",
-        "Running sequences left out of such a step because they need the results of the step in flight: guided ones,"
+        "Running sequences deferred by such a step because they need the results of the step in flight: guided ones,"
         " beams, and penalized ones unless the sampler counts their tokens on the device. Summed over steps.",
         (),
         lambda stats: {(): stats.totals.sat_out},
     ),
     (
         "quire_spec_decode_num_drafts",
-        "Sequences that had proposed tokens in a step, summed over steps.",
+        "Sequences that had draft tokens in a step, summed over steps.",
         (),
         lambda stats: {(): stats.totals.drafts},
     ),
     (
         "quire_spec_decode_num_draft_tokens",
-        "Proposed tokens that steps verified.",
+        "Draft tokens that steps verified.",
         (),
         lambda stats: {(): stats.totals.draft_tokens},
     ),
     (
         "quire_spec_decode_num_accepted_tokens",
-        "Proposed tokens that were accepted.",
+        "Draft tokens that were accepted.",
         (),
         lambda stats: {(): stats.totals.accepted_tokens},
     ),
     (
         "quire_spec_decode_num_declined_tokens",
-        "Tokens found by n-grams but not proposed, because the measured steps say that they would not pay.",
+        "Draft tokens found by n-grams but not computed, because by the measured steps they would not pay.",
         (),
         lambda stats: {(): stats.totals.declined_tokens},
     ),
     (
         "quire_spec_decode_num_requests_excluded",
-        "Started requests for which no tokens are proposed, by reason: beam_search, penalties or guided.",
+        "Started requests that get no draft tokens, by reason: beam_search, penalties or guided.",
         ("reason",),
         lambda stats: {(reason,): stats.totals.unspeculated.get(reason, 0) for reason in EXCLUSIONS},
     ),

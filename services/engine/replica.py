@@ -1,8 +1,8 @@
-"""The engine's replica of its pool: the KV manager's own core, which applies each answered Step.
+"""The engine's replica of its pool: the KV manager's own core, which applies each answered block step.
 
-The same Steps produce the same pool, so the replica can describe the pool to a manager that lost it. It belongs to the
-event loop, like the stream. If the manager's answer differs, the replica is right: its answer goes to the engine, and
-its report to the manager.
+The same block steps produce the same pool, so the replica can describe the pool to a manager that lost it. It belongs
+to the event loop, like the stream. If the manager's answer differs, the replica is right: its answer goes to the
+engine, and its report to the manager.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from services.engine.events.pool_events import Follow
 from services.engine.kept.origin_rows import OriginRows
 from services.engine.kept.step_changes import BeforeStep, seal_changes
 
-# Units of work of a Step that are done without a pause: about half a millisecond.
+# Units of work of a block step that are done without a pause: about half a millisecond.
 _SLICE_WORK = 1000
 _UNLIMITED = 1 << 62
 
@@ -31,7 +31,7 @@ class PoolDiverged(Exception):
 
 
 class Replica:
-    """The state of a pool at its engine, and the Steps in flight."""
+    """The state of a pool at its engine, and the block steps in flight."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Replica:
     ) -> None:
         """Start with an empty pool, or with what a kept memory reports. If `seals`, the changes of seals are recorded.
 
-        `follow` is called with the pool, and returns what receives its Steps. If there are seals and a follower, `rows`
-        get what the keys of blocks are hashes of. Raises InvalidReport if the memory contradicts itself.
+        `follow` is called with the pool, and returns what receives its block steps. If there are seals and a follower,
+        `rows` get what the keys of blocks are hashes of. Raises InvalidReport if the memory contradicts itself.
         """
         self.spec = spec
         self.adopted = kept is not None and not kept.empty
@@ -58,7 +58,7 @@ class Replica:
 
     @property
     def steps_in_flight(self) -> int:
-        """Number of Steps that were sent and not answered."""
+        """Number of block steps that were sent and not answered."""
         return len(self._in_flight)
 
     @property
@@ -82,11 +82,11 @@ class Replica:
         return frozenset(self.pool.state.pins)
 
     def add_in_flight(self, step: Step) -> None:
-        """Record a Step that was sent."""
+        """Record a block step that was sent."""
         self._in_flight.append(step)
 
     def apply_result(self, result: StepResult) -> None:
-        """Apply the oldest Step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
+        """Apply the oldest block step in flight. Raises PoolDiverged if the result differs from the KV manager's."""
         for kind, one in enumerate((result, *result.windows)):
             self.pool.withhold(one.withheld_blocks, one.host_withheld_blocks, kind)
         step = self._in_flight.popleft()
@@ -128,7 +128,7 @@ class Replica:
         return complete(self.reporting())
 
     def reporting(self) -> Generator[None, None, kvmanager.PoolReport]:
-        """Describe the pool after a disconnect, in slices, when the Steps in flight will not be answered.
+        """Describe the pool after a disconnect, in slices, when the block steps in flight will not be answered.
 
         Frees, forks and commits in flight take effect, whether or not the manager received them. Allocations are not
         granted, and swaps do not happen, because nobody made the copies.

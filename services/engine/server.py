@@ -228,7 +228,7 @@ class EngineService:
     def _generation_defaults(self) -> decoding_pb2.GenerationDefaults:
         defaults = generation_defaults(self._settings.generation_config, Path(self._settings.model))
         if text := numbers_of(defaults):
-            log.info("%s: requests that leave them out get %s", file_name(self._settings.generation_config), text)
+            log.info("%s: defaults of requests are %s", file_name(self._settings.generation_config), text)
         return defaults
 
     def _drive(self, driver: EngineDriver, failed: "asyncio.Future[None]") -> None:

@@ -52,23 +52,23 @@ class _OwnSettings:
     model_name: str = setting("", "Model name for clients. Empty: the last part of --model.")
     generation_config: str = setting(
         "auto",
-        "Temperature, top_k, top_p, min_p, repetition_penalty and max_tokens of requests that leave them out: auto, "
-        "those of the model's generation_config.json; none; or a folder with another such file.",
+        "Source of temperature, top_k, top_p, min_p, repetition_penalty and max_tokens for requests without them. "
+        "auto: the model's generation_config.json; none; or a folder with another such file.",
     )
-    engine_id: str = setting("", "Unique name at the KV manager. Empty: host name and address.")
+    engine_id: str = setting("", "Name of this engine, unique at its KV manager. Empty: host name and address.")
     device: str = setting(
         "auto", "Device of the model; auto uses a GPU if there is one.", choices=("auto", "cpu", "cuda")
     )
     dtype: str = setting(
         "auto",
-        "Type of weights that are not quantized, and of the KV cache without --kv-dtype; auto is bfloat16 on GPUs and "
-        "on CPUs whose kernels are available, else float32.",
+        "Type of unquantized weights, and of the KV cache unless --kv-dtype is given. auto: bfloat16 on GPUs and on "
+        "CPUs that have kernels, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     kv_dtype: str = setting(
         "auto",
-        "Type of the KV cache: auto, that of --dtype; int8, with a scale for each token and head, takes about half the "
-        "memory of bfloat16 (CPU, and the backend torch).",
+        "Type of the KV cache. auto: that of --dtype; int8: about half the memory of bfloat16, with a scale for each "
+        "token and head (on CPUs, and with the backend torch).",
         choices=("auto", "int8"),
         requires=(
             Requires("tensor_parallel", most=1),
@@ -78,8 +78,8 @@ class _OwnSettings:
     )
     weights: str = setting(
         "auto",
-        "Format of the weights: auto, as the files have them; bf16; int8 or int4, to which they are quantized at the "
-        "start. Quantized weights are for CPUs: elsewhere, and with other types than bfloat16, auto dequantizes them.",
+        "Format of the weights. auto: as in the files; bf16; int8 or int4: quantized at the start. Only CPUs compute "
+        "with quantized weights, and only in bfloat16; otherwise auto dequantizes them.",
         choices=("auto", "bf16", "int8", "int4"),
         requires=(
             Requires("dtype", among=("auto", "bfloat16")),
@@ -90,8 +90,8 @@ class _OwnSettings:
     )
     attention_backend: str = setting(
         "auto",
-        "Attention kernels: torch, its operators; cpu, compiled at the first start; triton, for GPUs; flex, by "
-        "torch.compile in the first steps. auto uses the fastest.",
+        "Attention kernels. torch: its operators; cpu: C++, compiled at the first start; triton: for GPUs; flex: "
+        "compiled by torch.compile during the first steps. auto: the fastest.",
         choices=("auto", "torch", "cpu", "triton", "flex"),
         requires=(
             Requires("device", without=("cpu",), of=("triton",)),
@@ -102,12 +102,12 @@ class _OwnSettings:
     kernels_folder: str = setting("", "Folder for compiled kernels. Empty: beside the downloaded models.")
     block_size: int = setting(16, "Tokens per KV block.", least=1, most=4096)
     device_blocks: int = setting(
-        0, "Blocks of the pool. 0: as many as fit, see --cache-mib.", least=0, most=MAX_TIER_BLOCKS
+        0, "Blocks of the pool. 0: as many as fit into --cache-mib.", least=0, most=MAX_TIER_BLOCKS
     )
     cache_mib: int = setting(
         0,
-        f"Memory for the KV cache in MiB, unless --device-blocks is given. 0: {CPU_CACHE_MIB}, on a GPU what "
-        "--gpu-memory-utilization leaves.",
+        f"Memory for the KV cache in MiB, unless --device-blocks is given. 0: {CPU_CACHE_MIB}, on a GPU what is left "
+        "of --gpu-memory-utilization.",
         least=0,
     )
     gpu_memory_utilization: float = setting(
@@ -124,22 +124,22 @@ class _OwnSettings:
     )
     kinds: str = setting(
         "auto",
-        "Kinds of blocks: auto, layers with a window keep only the tokens that they see, on CPUs; off, all layers keep "
+        "Kinds of blocks. auto: on CPUs, layers with a window keep only the tokens that they see; off: all layers keep "
         "all tokens.",
         choices=("auto", "off"),
     )
     typical_tokens: int = setting(
         0,
-        "Tokens of a typical request, prompt and answer, for the split of the memory between kinds of blocks. 0: half "
+        "Tokens of a typical request, prompt and answer; decides how memory is divided among kinds of blocks. 0: half "
         "the context.",
         least=0,
         most=1 << 20,
-        requires=(Requires("kinds", without=("off",), because="there is nothing to split"),),
+        requires=(Requires("kinds", without=("off",), because="there is nothing to divide"),),
     )
     retention_tokens: int = setting(
         0,
-        "Layers with windows also keep what prompts need that continue behind a multiple of these tokens, in blocks "
-        "that are evicted first if room is short. 0: only behind prompts, answers and branches.",
+        "Interval in tokens at which layers with windows keep the blocks that a prompt needs to continue there; these "
+        "blocks are evicted first. 0: only behind prompts, answers and branches.",
         least=0,
         most=1 << 20,
         requires=(Requires("kinds", without=("off",), because="no block leaves a window"),),
@@ -152,9 +152,9 @@ class _OwnSettings:
     )
     keep_blocks: str = setting(
         "auto",
-        "Memory in which cached blocks outlive the engine's process: a file in tmpfs or hugetlbfs, or a folder there "
-        "for a file named after --engine-id; memory, which quire serve holds; off. auto: memory under quire serve on a "
-        "CPU, else off.",
+        "Where cached blocks outlive the engine's process: a file in tmpfs or hugetlbfs; a folder there, for a file "
+        "named after --engine-id; memory: held by quire serve; or off. auto: memory under quire serve on a CPU, else "
+        "off.",
         requires=(
             Requires("tensor_parallel", most=1, besides=("off",), because="ranks keep no blocks"),
             Requires("device", without=("cuda",), besides=("off",), because=OF_A_GPU),
@@ -163,51 +163,52 @@ class _OwnSettings:
     )
     checksums: str = setting(
         "auto",
-        "Checksums of blocks: auto, computed when a block is whole and compared where its bytes come back, on CPUs; "
-        "off.",
+        "Checksums of blocks. auto: on CPUs, computed when a block is full and compared when its bytes are copied "
+        "back; off.",
         choices=("auto", "off"),
     )
     verify_blocks: float = setting(
         0.01,
-        "Share of the cached blocks that requests hit and that never left the cache that are compared with their "
-        "checksums. Others always are: after an engine's restart, and from the host tier.",
+        "Share of hit blocks to compare with their checksums. It is for blocks that never left the cache; blocks from "
+        "the host tier, or from before an engine's restart, are always compared.",
         least=0,
         most=1,
         requires=_COMPARES_BLOCKS,
     )
     recompute_hits: float = setting(
         0.0,
-        "Share of the requests that hit cached blocks whose blocks are computed again when the engine has time, and "
-        "compared: finds blocks that were wrong before they had a checksum.",
+        "Share of requests with cached blocks for which an idle engine computes these blocks again, to compare them. "
+        "It finds blocks that were wrong before they had a checksum.",
         least=0,
         most=1,
         requires=_COMPARES_BLOCKS,
     )
     keep_at_stop: bool = setting(
         False,
-        "Keep the blocks also when the engine is stopped. Otherwise a planned end erases them.",
+        "Keep the blocks when the engine is stopped, too. Otherwise a planned end erases them.",
         requires=(Requires("keep_blocks", without=("off",), because="nothing is kept"),),
     )
     preemption: str = setting(
         "auto",
-        "Preemption of a request: recompute, swap to host blocks, or auto, the cheaper one.",
+        "What happens to a preempted request's blocks: recompute them later, swap them to host blocks, or auto, the "
+        "cheaper one.",
         choices=tuple(way.value for way in Preemption),
     )
     admission_watermark: float = setting(
         0.01,
-        "Fraction of the blocks that stay free when a request is admitted while others run, so that these can grow.",
+        "Fraction of the blocks that admission leaves free while other requests run, so that these can grow.",
         least=0,
         most=0.5,
     )
     priority_aging: float = setting(
         30.0,
-        "Seconds of queue time that outweigh one level of priority. 0: no aging.",
+        "Seconds of waiting that are worth one level of priority. 0: no aging.",
         least=0,
     )
     isolation_seconds: float = setting(
         10.0,
-        "Maximum seconds that other requests wait while one is computed alone in its batch, because engines were lost "
-        "with it before.",
+        "Maximum seconds that other requests wait while a request that may have taken down engines is computed alone "
+        "in its batch.",
         least=0.1,
     )
     token_budget: int = setting(
@@ -218,15 +219,15 @@ class _OwnSettings:
     )
     admission_budget: int = setting(
         0,
-        "Tokens beyond their cached prefixes with which requests receive their first blocks at the same time; short "
-        "prompts have as many for themselves. 0: --token-budget.",
+        "Maximum uncached tokens of the requests that are admitted at one time; short prompts have as many again for "
+        "themselves. 0: --token-budget.",
         least=0,
         most=1 << 20,
     )
     long_prefill_token_threshold: int = setting(
         0,
-        "A prompt with more uncomputed tokens than this is long: short ones of its priority are computed before its "
-        "rest. 0: --token-budget. -1: none is long, so prompts are computed in the order of arrival.",
+        "Uncomputed tokens above which a prompt is long: short prompts of the same priority are computed first. 0: "
+        "--token-budget. -1: no prompt is long, all are computed in the order of arrival.",
         least=-1,
         most=1 << 30,
     )
@@ -234,7 +235,10 @@ class _OwnSettings:
         1, "Maximum prompts that share the token budget of a step in equal parts.", least=1, most=2048
     )
     max_long_partial_prefills: int = setting(
-        1, "Maximum long prompts that share in equal parts what short ones leave of a step.", least=1, most=2048
+        1,
+        "Maximum long prompts that share in equal parts what short ones leave of the token budget.",
+        least=1,
+        most=2048,
     )
     max_sequences: int = setting(
         0,
@@ -245,30 +249,30 @@ class _OwnSettings:
     max_waiting: int = setting(1024, "Maximum requests that wait for blocks.", least=1)
     speculate_ngram: int = setting(
         0,
-        "Maximum tokens proposed for a sequence in one step, by n-grams of its prompt and answer, where that pays; on "
-        "CPUs only. 0: none.",
+        "Maximum draft tokens per sequence and step, from n-grams of its prompt and answer, used only if they pay; on "
+        "CPUs only. 0: speculation is off.",
         least=0,
         most=MAX_PROPOSED_TOKENS,
         requires=(
-            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+            Requires("tensor_parallel", most=1, because="ranks verify no draft tokens"),
             Requires("device", without=("cuda",), because=RUNS_AHEAD),
             Requires("attention_backend", without=("triton",), because=RUNS_AHEAD),
         ),
     )
     speculate_ngram_min: int = setting(
         MATCHES[-1],
-        "Minimum tokens of an n-gram whose continuation is proposed; longer ones occur less often, and are right more "
-        "often.",
+        "Minimum length of an n-gram whose continuation becomes draft tokens. Longer n-grams are found less often, and "
+        "right more often.",
         least=MATCHES[-1],
         most=MATCHES[0],
         requires=(
-            Requires("speculate_ngram", without=(0,), because="nothing is proposed without it"),
-            Requires("tensor_parallel", most=1, because="ranks verify no proposals"),
+            Requires("speculate_ngram", without=(0,), because="there are no draft tokens without it"),
+            Requires("tensor_parallel", most=1, because="ranks verify no draft tokens"),
         ),
     )
     json_blanks: int = setting(
         1,
-        "Maximum blanks between two tokens of guided JSON. 1: one space; more: whitespace of any kind.",
+        "Maximum whitespace characters between two tokens of guided JSON. 1: one space; more: any whitespace.",
         least=0,
         most=32,
     )
@@ -284,19 +288,21 @@ class _OwnSettings:
     threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0, most=1024)
     tensor_parallel: int = setting(
         1,
-        "Ranks that compute the model together: processes, each with a GPU and a slice of weights and KV cache.",
+        "Processes (ranks) that compute the model together, each with a GPU and a slice of weights and KV cache.",
         least=1,
         most=MAX_RANKS,
     )
     rank_seconds: float = setting(
-        10.0, "Seconds without a response from a rank until all ranks of the engine end.", least=0.5, most=3600
+        10.0, "Seconds that a rank may be silent before all ranks of the engine end.", least=0.5, most=3600
     )
     seconds_without_kvmanager: float = setting(
-        30.0, "Seconds without the KV manager until requests fail and gateways send no new ones.", least=0
+        30.0, "Seconds without the KV manager after which requests fail and gateways send no new ones.", least=0
     )
-    heartbeat_seconds: float = setting(2.0, "Seconds without output until a gateway receives a heartbeat.", least=0.05)
+    heartbeat_seconds: float = setting(
+        2.0, "Seconds without output after which a gateway receives a heartbeat.", least=0.05
+    )
     record_requests: str = setting(
-        "", "File for a record of all requests: keys and lengths, no token ids. Empty: no record."
+        "", "File in which all requests are recorded: keys and lengths, no token ids. Empty: no record."
     )
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
     tls_key: str = setting("", exposure.TLS_KEY)

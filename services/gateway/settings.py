@@ -30,17 +30,17 @@ class GatewaySettings:
     )
     http_connections: int = setting(2048, "Maximum HTTP connections; more are rejected.", least=1)
     http_read_seconds: float = setting(
-        30.0, "Timeout in seconds for receiving the head of an HTTP request, and again for its body.", least=0.1
+        30.0, "Seconds that receiving the head of an HTTP request may take, and again its body.", least=0.1
     )
     http_write_seconds: float = setting(
         60.0,
-        "Timeout in seconds without progress of writing an HTTP response; then the client is disconnected.",
+        "Seconds that a client may read nothing of its HTTP answer before it is disconnected.",
         least=0.1,
     )
     http_idle_seconds: float = setting(
         120.0,
-        "Timeout in seconds without a request on an HTTP connection; then it is closed. Longer than the timeout of "
-        "clients and load balancers, so that they close first and no request is lost.",
+        "Seconds that an HTTP connection may be idle before it is closed. Set it above the idle timeouts of clients "
+        "and load balancers: they should close first, so that no request is lost.",
         least=1,
         most=86400,
     )
@@ -52,7 +52,7 @@ class GatewaySettings:
     )
     max_connection_age_seconds: float = setting(
         0.0,
-        "Age in seconds at which a client's connection takes no new requests, so that clients connect again and new "
+        "Age in seconds after which a client's connection takes no new requests. Clients then connect again, so new "
         "gateways get load. Requests in flight continue. 0: no limit.",
         least=0,
         most=86400,
@@ -62,68 +62,69 @@ class GatewaySettings:
         "Addresses of the engines, separated by commas. dns:NAME:PORT means every address that NAME resolves to.",
     )
     discovery_seconds: float = setting(
-        5.0, "Interval in seconds of resolving the DNS names of engines again.", least=0.1
+        5.0, "Seconds after which the DNS names of engines are resolved again.", least=0.1
     )
     kvmanager: str = setting(
         "",
-        "Addresses of the KV managers, written as those of engines, for looking up cached prefixes. Empty: they are "
-        "estimated from the requests sent.",
+        "Addresses of the KV managers, in the same form; the gateway asks them which prefixes are cached. Empty: it "
+        "estimates that from the requests it sent.",
     )
     routing: str = setting(
         "prefix",
-        "Engine for a request. prefix: the longest cached prefix, within a bound on load; least-loaded; round-robin.",
+        "How an engine is chosen. prefix: the longest cached prefix, within a bound on load; least-loaded; "
+        "round-robin.",
         choices=tuple(policy.value for policy in RoutingPolicy),
     )
     routing_window_seconds: float = setting(
-        60.0, "With --routing prefix: time constant in seconds over which an engine's recent load decays.", least=0.1
+        60.0, "With --routing prefix: seconds over which an engine's recent load decays (time constant).", least=0.1
     )
     routing_slack_tokens: int = setting(
-        16384, "With --routing prefix: tokens of load by which an engine may exceed its share.", least=0
+        16384, "With --routing prefix: tokens of load that an engine may have above its share.", least=0
     )
     failovers: int = setting(3, "Maximum failovers of a request to another engine.", least=0)
-    failover_seconds: float = setting(10.0, "Timeout in seconds of a failover that waits for an engine.", least=0)
+    failover_seconds: float = setting(10.0, "Seconds that a failover may wait for an engine.", least=0)
     max_requests: int = setting(1024, "Maximum sequences (samples, beams) in flight; more are rejected.", least=1)
     max_queued_tokens: int = setting(
-        4_000_000, "Maximum queued tokens of each model, counting prompts and max_tokens; more are rejected.", least=1
+        4_000_000, "Maximum queued tokens of each model, prompts and max_tokens together; more are rejected.", least=1
     )
     max_buffered_tokens: int = setting(
         4096,
-        "Maximum tokens of a stream that its client has not read; above it the request is cancelled.",
+        "Maximum tokens of a stream that its client has not read; with more, the request is cancelled.",
         least=1,
         most=8192,
     )
     stream_interval: int = setting(
         1,
-        "Tokens of a stream that are sent in one message, or fewer after 50 ms. The first tokens of a stream are not"
-        " held, and the last are sent with its end.",
+        "Tokens of a stream that are sent together; after 50 ms fewer are sent. The first tokens of a stream are sent "
+        "at once, the last with its end.",
         least=1,
         most=1024,
     )
     slow_client_seconds: float = setting(
-        30.0, "Timeout in seconds of a write that a slow client blocks; then the request is cancelled.", least=1.0
+        30.0, "Seconds that a write to a slow client may block before the request is cancelled.", least=1.0
     )
     link_timeout_seconds: float = setting(
-        10.0, "Timeout in seconds without a message from an engine; then its link is closed.", least=0.1
+        10.0, "Seconds that an engine may be silent before its link is closed.", least=0.1
     )
     tool_call_parser: str = setting(
         AUTO,
-        "How the models write calls of tools, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat"
-        " templates do; none: calls are text.",
+        "How the models write tool calls: a name of docs/dialects.md, Quire's or vLLM's. auto: as in their chat"
+        " templates; none: calls stay text.",
         form=check_call_parser,
     )
     reasoning_parser: str = setting(
         AUTO,
-        "How the models mark thoughts, by Quire's name or vLLM's (docs/dialects.md). auto: as their chat templates do;"
-        " none: thoughts are text.",
+        "How the models mark thinking: a name of docs/dialects.md, Quire's or vLLM's. auto: as in their chat templates;"
+        " none: thinking stays text.",
         form=check_reasoning_parser,
     )
     pinned_prompts: str = setting(
-        "", "File of prompts to pin at each engine that connects, in JSON Lines. Empty: none."
+        "", "File of prompts, in JSON Lines, that are pinned at each engine that connects. Empty: none."
     )
     api_keys: str = setting("", "File of API keys, in TOML. Empty: no key is needed.")
     prefixes: str = setting(
         "tenant",
-        "Sharing of cached prefixes with API keys. tenant: within a tenant; public: between all requests.",
+        "Who shares cached prefixes when there are API keys. tenant: requests of one tenant; public: all.",
         choices=("tenant", "public"),
     )
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
@@ -135,12 +136,12 @@ class GatewaySettings:
     link_server_name: str = setting("", exposure.LINK_SERVER_NAME.format(whom="the engines' and the KV manager's"))
     insecure: bool = setting(False, exposure.INSECURE.format(what="no API key is needed"))
     metrics_compat: str = setting("none", METRICS_COMPAT, choices=COMPAT)
-    grace_seconds: float = setting(30.0, "Seconds after SIGTERM in which requests in flight can finish.", least=0)
+    grace_seconds: float = setting(30.0, "Seconds that requests in flight may take to finish after SIGTERM.", least=0)
     log_format: str = records.format_setting()
     log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     trace_sample_ratio: float = setting(
-        1.0, "Fraction of requests to trace, if the client has not decided.", least=0, most=1
+        1.0, "Fraction of requests to trace if their clients did not decide.", least=0, most=1
     )
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ class Handshakes:
     async def next_slice(self, work: Generator[None, None, object]) -> bool:
         """Run one slice of work, when no other handshake does; return whether there are more.
 
-        The pause after it belongs to the turn, so that other engines' Steps wait for at most one slice of all
+        The pause after it belongs to the turn, so that other engines' block steps wait for at most one slice of all
         handshakes.
         """
         async with self._turns:
@@ -82,7 +82,7 @@ class Handshakes:
 
     @property
     def pause_seconds(self) -> float:
-        """The pause between two slices: 0 if no engine is attached, because then no Step can wait."""
+        """The pause between two slices: 0 if no engine is attached, because then no block step can wait."""
         return _PAUSE_SECONDS if self._manager.sessions() else 0
 
     def _end_longest_wait(self) -> bool:

@@ -1,4 +1,4 @@
-"""Audits every pool in turn, in slices, while Steps are answered in between."""
+"""Audits every pool in turn, in slices, while block steps are answered in between."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from services.runtime.slices import run_in_slices
 
 # Between two slices of a third of a millisecond each: well below one per cent of a core.
 _SLICE_PAUSE_SECONDS = 0.05
-# Pause after all audits as a multiple of their time, because Steps are slower during an audit.
+# Pause after all audits as a multiple of their time, because block steps are slower during an audit.
 _PAUSE_FACTOR = 4
 _MIN_PAUSE_SECONDS = 1.0
 # Violations of one audit that are logged with the events of the block; the others are only counted.
@@ -26,7 +26,7 @@ class Auditor:
     def __init__(self, manager: KVManager, clock: Callable[[], float]) -> None:
         self._manager = manager
         self._clock = clock
-        self._requested = asyncio.Lock()  # one at a time, because every audit in progress slows down Steps
+        self._requested = asyncio.Lock()  # one at a time, because every audit in progress slows down block steps
 
     async def run(self) -> None:
         """Audit the pools one after the other, until cancelled."""

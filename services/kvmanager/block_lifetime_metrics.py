@@ -48,7 +48,7 @@ class BlockLifetimeMetrics:
                 histogram.labels(*pool_labels(session))
 
     def on_step(self, session: Session, applied: AppliedStep) -> None:
-        """Observe the lifetimes that a Step ended."""
+        """Observe the lifetimes that a block step ended."""
         samples = self._lifetimes[session].on_step(applied, time.monotonic()) if session in self._lifetimes else None
         if samples is None:
             return

@@ -1,7 +1,7 @@
 """Trace spans of the KV manager: one span for each time that a traced request holds blocks.
 
-A span begins with the allocate of a group and ends when its last sequence is freed, which is in the Step after the
-request's end, or at its preemption.
+A span begins with the allocate of a group and ends when its last sequence is freed, which is in the block step after
+the request's end, or at its preemption.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ class _TracedGroup:
 
 
 class BlockTraces:
-    """Follows the traced groups of all engines. Steps without traced groups cost two lookups in empty dicts."""
+    """Follows the traced groups of all engines. Block steps without traced groups cost two lookups in empty dicts."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._engines: dict[str, dict[int, _TracedGroup]] = {}  # by engine, then by sequence
 
     def on_step(self, session: Session, step: Step, trace_parents: Mapping[int, str], applied: AppliedStep) -> None:
-        """Receive an applied Step, and the trace parents of its traced allocates by position."""
+        """Receive an applied block step, and the trace parents of its traced allocates by position."""
         engine_id = session.pool.spec.engine_id
         if held := self._engines.get(engine_id):
             self._follow(held, step, applied)

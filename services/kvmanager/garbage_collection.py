@@ -3,7 +3,7 @@
 A full collection traverses every entry of every table, which blocks the event loop for more than ten milliseconds at a
 million held blocks. Objects that survive a collection of the young generations are therefore frozen at once, so that
 full collections have nothing to traverse. Frozen objects are still freed by reference counting; only cycles remain.
-They are collected when the last engine has detached, and after an hour in the next second without a Step: the
+They are collected when the last engine has detached, and after an hour in the next second without a block step: the
 collection traverses everything, which takes some 40 ms at a million held blocks, and cannot be divided. After a day it
 no longer waits for such a second.
 """

@@ -1,4 +1,4 @@
-"""Reads the ledger in slices, so that readers do not delay Steps."""
+"""Reads the ledger in slices, so that readers do not delay block steps."""
 
 import asyncio
 from collections.abc import AsyncGenerator

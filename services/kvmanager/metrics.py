@@ -1,4 +1,4 @@
-"""The KV manager's Prometheus metrics: the blocks of every pool, and the time of Steps.
+"""The KV manager's Prometheus metrics: the blocks of every pool, and the time of block steps.
 
 Metrics that vLLM has use its names and labels with the prefix `quire_`.
 """
@@ -19,7 +19,7 @@ from services.runtime.slices import run_in_slices
 
 _STEP_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
-# Slices between two pauses take some 0.5 ms. A Step needs several turns of the event loop, for which a pause of a
+# Slices between two pauses take some 0.5 ms. A block step needs several turns of the event loop, for which a pause of a
 # millisecond is enough.
 _SLICES_TOGETHER = 8
 _PAUSE_SECONDS = 0.001
@@ -191,7 +191,7 @@ class _PoolReading:
 
 
 class KVManagerMetrics(PoolObserver, Collector):
-    """Reads the attached pools at each scrape, and keeps a histogram of Step times.
+    """Reads the attached pools at each scrape, and keeps a histogram of block step times.
 
     A pool's series exist as long as its session. The histogram starts again with each session, the counters with each
     incarnation of the engine.
@@ -228,7 +228,7 @@ class KVManagerMetrics(PoolObserver, Collector):
         self._block_lifetimes.on_attach(session)
 
     def on_step(self, session: Session, applied: AppliedStep, seconds: float) -> None:
-        """Count a Step."""
+        """Count a block step."""
         self._step_seconds.labels(*pool_labels(session)).observe(seconds)
         self._block_lifetimes.on_step(session, applied)
 

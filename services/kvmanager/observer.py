@@ -11,13 +11,13 @@ def pool_labels(session: Session) -> tuple[str, str]:
 
 
 class PoolObserver:
-    """Receives events of sessions and their Steps, on the event loop; this default ignores them."""
+    """Receives events of sessions and their block steps, on the event loop; this default ignores them."""
 
     def on_attach(self, session: Session) -> None:
         """A session began; it may replace another session of the same engine."""
 
     def on_step(self, session: Session, applied: AppliedStep, seconds: float) -> None:
-        """A Step was read and applied in `seconds`."""
+        """A block step was read and applied in `seconds`."""
 
     def on_disconnect(self, session: Session) -> None:
         """The stream of a session was lost; its lease begins."""

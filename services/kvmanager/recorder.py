@@ -52,7 +52,7 @@ class OperationsRecorder:
         log.info("%s: the operations of engine %s are recorded, token ids included", path, spec.engine_id)
 
     def record(self, session: Session, step: Step, applied: AppliedStep) -> None:
-        """Record a Step."""
+        """Record a block step."""
         if session.number in self._sessions:
             record, file = self._sessions[session.number]
             file.write(partial(record.applied, step, applied))

@@ -33,7 +33,7 @@ _CANCEL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.001
 _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
-# Units of work of a Step without a pause: about half a millisecond.
+# Units of work of a block step without a pause: about half a millisecond.
 _STEP_WORK = 1000
 # Each may have a message in memory.
 _MAX_STREAMS = 256
@@ -60,9 +60,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         handshake_limits: HandshakeLimits = USUAL,
         step_work: int = _STEP_WORK,
     ) -> None:
-        """Serve `manager`. `clock` is in seconds. Without `tracing`, Steps are not checked for traces.
+        """Serve `manager`. `clock` is in seconds. Without `tracing`, block steps are not checked for traces.
 
-        A Step is applied in slices of `step_work` units of work.
+        A block step is applied in slices of `step_work` units of work.
         """
         self._manager = manager
         self._recorder = recorder
@@ -71,7 +71,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._step_work = step_work
         self._streams = 0
         self._handshakes = Handshakes(manager, handshake_limits)
-        self._waits: dict[Session, asyncio.Timeout] = {}  # of sessions that wait for a Step
+        self._waits: dict[Session, asyncio.Timeout] = {}  # of sessions that wait for a block step
         self._tasks: set[asyncio.Future[Any]] = set()
         self._leases: dict[Session, asyncio.TimerHandle] = {}
         self._observer = observer
@@ -92,7 +92,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     async def Attach(  # type: ignore[override]  # noqa: N802
         self, requests: Requests, context: Context
     ) -> AsyncIterator[pb.PoolResponse]:
-        """Attach an engine, then answer its Steps until the stream ends. A half-closed stream drops the pool.
+        """Attach an engine, then answer its block steps until the stream ends. A half-closed stream drops the pool.
 
         Requests are bytes: see `RawRequestInterceptor`.
         """
@@ -206,7 +206,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if handshake.replaced is not None:
             self._release(handshake.replaced)
             if (wait := self._waits.get(handshake.replaced)) is not None:
-                wait.reschedule(asyncio.get_running_loop().time())  # its stream ends now, not at its next Step
+                wait.reschedule(asyncio.get_running_loop().time())  # its stream ends now, not at its next block step
         self._recorder.begin(session, handshake.report)
         return session
 
@@ -283,7 +283,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         except StopIteration as end:
             result = end.value
         else:
-            # Shielded, because a Step that has begun must be completed even if its stream is lost.
+            # Shielded, because a block step that has begun must be completed even if its stream is lost.
             task = asyncio.ensure_future(run_step_in_slices(work))
             self._tasks.add(task)
             task.add_done_callback(self._on_step_end)

@@ -29,7 +29,7 @@ class KVManagerSettings:
     lease_seconds: float = setting(30.0, "Seconds that the pool of a disconnected engine is kept.", least=0)
     max_blocks: int = setting(
         limits.MAX_BLOCKS,
-        "Maximum blocks of all pools together, in both tiers. Each takes about 36 bytes of memory, with a key 270.",
+        "Maximum blocks of all pools together, in both tiers. Each takes 36 bytes of memory, or 270 if it has a key.",
         least=1,
     )
     tls_certificate: str = setting("", exposure.TLS_CERTIFICATE)
@@ -40,12 +40,12 @@ class KVManagerSettings:
     kv_cache_metrics_sample: float = setting(
         0.01, "Share of block lifetimes that the metrics sample, 0 to 1.", least=0, most=1
     )
-    grace_seconds: float = setting(45.0, "Seconds that attached engines have to detach after SIGTERM.", least=0)
+    grace_seconds: float = setting(45.0, "Seconds that attached engines may take to detach after SIGTERM.", least=0)
     log_format: str = records.format_setting()
     log_level: str = records.level_setting()
     otlp_endpoint: str = setting("", OTLP_ENDPOINT, form=check_url)
     record_folder: str = setting(
-        "", "Folder for records of all operations, including token ids, one file per session. Empty: none."
+        "", "Folder for records of all operations, one file per session, with token ids. Empty: none."
     )
     record_megabytes: int = setting(256, "Maximum size of one such file in MiB; recording stops there.", least=1)
 

@@ -1,4 +1,4 @@
-"""Runs the work of Steps in slices: see services.runtime.slices."""
+"""Runs the work of block steps in slices: see services.runtime.slices."""
 
 import asyncio
 from collections.abc import Generator
@@ -6,13 +6,13 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
-# Slices of a Step without a timed pause: the Step of a long prompt has a few.
+# Slices of a block step without a timed pause: the block step of a long prompt has a few.
 _FAST_SLICES = 4
 _PAUSE_SECONDS = 0.001
 
 
 async def run_step_in_slices(work: Generator[None, None, _Result]) -> _Result:
-    """Run the work of a Step and return its result: without timed pauses for its first slices, with them for more."""
+    """Run the work of a block step and return its result: its first slices without timed pauses."""
     slices = 0
     while True:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.runtime.settings import InvalidSetting
 
-TLS_CERTIFICATE = "PEM file of the certificate chain to listen with. Empty: no TLS."
+TLS_CERTIFICATE = "PEM file of this service's certificate chain. Empty: no TLS."
 TLS_KEY = "PEM file of that certificate's private key."
 TLS_CLIENT_CA = (
     "PEM file of certificate authorities; clients need a certificate that one of them has signed. Empty: any client."

@@ -30,7 +30,7 @@ from services.runtime.tls import ClientTLS, ServerTLS
 MIB = 1024 * 1024
 CLIENT_MESSAGE_BYTES = 4 * MIB
 LINK_MESSAGE_BYTES = 64 * MIB
-# Maximum of a Step to the KV manager: a prompt of two million tokens, and all other items.
+# Maximum of a block step to the KV manager: a prompt of two million tokens, and all other items.
 STEP_MESSAGE_BYTES = 8 * MIB
 
 _PING_SECONDS = 10

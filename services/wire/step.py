@@ -1,4 +1,4 @@
-"""Steps, written for streams and records, and read from messages. `step_reader` reads untrusted bytes within bounds."""
+"""Block steps, written for streams and records, and read from messages; `step_reader` reads untrusted bytes."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -38,14 +38,14 @@ _Row = TypeVar("_Row")
 
 
 def step_message(step: Step) -> pb.PoolRequest:
-    """Write a Step as a message of an Attach stream."""
+    """Write a block step as a message of an Attach stream."""
     request = pb.PoolRequest()
     write_step(step, request.step)  # in place, because copying a large message costs more than writing it
     return request
 
 
 def write_step(step: Step, message: pb.Step) -> None:
-    """Write a Step into an empty message."""
+    """Write a block step into an empty message."""
     message.step = step.step
     if step.lengths:
         sequences, tokens = zip(*step.lengths, strict=True)
@@ -75,7 +75,7 @@ def write_step(step: Step, message: pb.Step) -> None:
 
 
 def step_of(message: pb.Step) -> Step:
-    """Read a Step. Raises InvalidField for malformed fields."""
+    """Read a block step. Raises InvalidField for malformed fields."""
     return Step(
         step=message.step,
         condemns=_condemns(message.condemns) if message.HasField("condemns") else (),

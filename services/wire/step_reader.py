@@ -1,4 +1,4 @@
-"""Reads Steps from their bytes: small ones at once, large ones in slices, and none larger than an engine may send."""
+"""Reads block steps from their bytes: small ones at once, large ones in slices, none larger than an engine may send."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +32,14 @@ _Row = TypeVar("_Row")
 
 
 class ReadStep(NamedTuple):
-    """A Step, and the trace parents of its allocates by their positions."""
+    """A block step, and the trace parents of its allocates by their positions."""
 
     step: Step
     trace_parents: Mapping[int, str]
 
 
 def read_step(data: bytes) -> Sliced[ReadStep]:
-    """Read a PoolRequest with a Step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage."""
+    """Read a PoolRequest with a block step, in slices. Raises InvalidField, DecodeError, and UnexpectedMessage."""
     if len(data) > SMALL_BYTES:
         return (yield from _large(only_field(data, "step")))
     request = pb.PoolRequest.FromString(data)
@@ -55,7 +55,7 @@ def read_step(data: bytes) -> Sliced[ReadStep]:
 
 
 def trace_parents(message: pb.Step, first: int) -> Mapping[int, str]:
-    """Return the trace parents of a Step's allocates; `first` is the position of the first allocate."""
+    """Return the trace parents of a block step's allocates; `first` is the position of the first allocate."""
     if not message.allocates:
         return _NO_TRACES
     return {first + index: one.trace_parent for index, one in enumerate(message.allocates) if one.trace_parent}
@@ -101,7 +101,7 @@ def _large(message: Message) -> Sliced[ReadStep]:
 
 
 def check_items(step: Step) -> None:
-    """Raise InvalidField if a Step has too many items."""
+    """Raise InvalidField if a block step has too many items."""
     lists = [items for name, items in vars(step).items() if name not in ("step", "lengths")]
     if sum(map(len, lists)) > limits.MAX_ITEMS:
         raise InvalidField(f"step must have at most {limits.MAX_ITEMS} items, not {sum(map(len, lists))}", "step")

@@ -1,4 +1,4 @@
-"""Answers to Steps: written by the KV manager in slices, read by the engine."""
+"""Answers to block steps: written by the KV manager in slices, read by the engine."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ _REFUSALS_OF: dict[int, StepRefusal] = {number: refusal for refusal, number in R
 _ENTRIES = 4096
 _REFUSALS_TOGETHER = 256
 _TABLES = 256
-# Limits the answer's size, because the engine must receive it even if most of its Step was refused.
+# Limits the answer's size, because the engine must receive it even if most of its block step was refused.
 _MAX_DETAIL_LENGTH = 200
 
 _COPIES = ("device_to_host", "host_to_device", "device_to_device")
@@ -28,7 +28,7 @@ _Row = TypeVar("_Row")
 
 
 def result_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]:
-    """Write the answer to a Step, in slices."""
+    """Write the answer to a block step, in slices."""
     message = yield from _kind_message(applied)
     for window in applied.windows:
         message.windows.append((yield from _kind_message(window)))
@@ -67,7 +67,7 @@ def _kind_message(applied: AppliedStep) -> Generator[None, None, pb.StepResult]:
 
 
 def result_of(message: pb.StepResult) -> StepResult:
-    """Read the answer to a Step."""
+    """Read the answer to a block step."""
     return StepResult(
         step=message.step,
         refusals=tuple(map(_refusal_of, message.refusals)),

@@ -85,7 +85,7 @@ class SmallEngine(EngineProcess):
 
     @property
     def attached(self) -> bool:
-        """Whether it can send Steps."""
+        """Whether it can send block steps."""
         return self.link.ready and self.link.attached.is_set()
 
     @property

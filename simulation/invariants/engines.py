@@ -13,5 +13,5 @@ def sleep_faults(engine: EngineProcess) -> list[str]:
     if reason is None:
         return [f"{engine.name} sleeps, although it could compute"]
     if reason is IdleReason.ANSWER and link.ready and not link.replica.steps_in_flight:
-        return [f"{engine.name} waits for an answer to a Step that is not in flight"]
+        return [f"{engine.name} waits for an answer to a block step that is not in flight"]
     return []

@@ -6,7 +6,7 @@ from types import TracebackType
 from simulation.runner import MadeToFail
 
 # Of a request with which several engines were lost: what the product promises to do.
-_EXPECTED = "request given up: engines were lost with it"
+_EXPECTED = "request given up: it took down several engines"
 
 
 class ErrorsLogged(logging.Handler):

@@ -30,7 +30,7 @@ class WatchedManager(KVManager):
       open and of its incarnation.
     * A pool is dropped within its lease, or a moment after the handshake in which the lease ended.
     * A handshake ends, also if its engine is silent.
-    * Only the live session's Steps are applied, with rising numbers.
+    * Only the live session's block steps are applied, with rising numbers.
     * A copy of a block to which no key may lead is marked too.
     """
 
@@ -83,7 +83,7 @@ class WatchedManager(KVManager):
         super().detach(session)
 
     def applying(self, session: Session, step: Step, budget: int) -> Generator[None, None, AppliedStep]:
-        """Apply a Step."""
+        """Apply a block step."""
         marked = set(_marked(session.pool.device))
         applied = yield from super().applying(session, step, budget)
         engine_id = session.pool.spec.engine_id

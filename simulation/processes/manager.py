@@ -18,7 +18,7 @@ ADDRESS = "kvmanager:1"
 
 @dataclass(frozen=True)
 class ManagerLimits:
-    """How long a lost engine's pool is kept, and the units of work after which a Step pauses."""
+    """How long a lost engine's pool is kept, and the units of work after which a block step pauses."""
 
     lease_seconds: float = 10.0
     step_work: int = 1000

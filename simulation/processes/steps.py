@@ -1,4 +1,4 @@
-"""A client of the KV manager that sends random Steps: more than a scheduler asks for, and all that the contract allows.
+"""A client of the KV manager that sends random block steps: more than a scheduler sends, and all that is allowed.
 
 It keeps the tokens of its sequences, runs the copies of each answer on its memory, and writes the digests of new
 tokens into granted blocks, as an engine does. So a block that is shared, copied, kept or reported wrongly has other
@@ -42,7 +42,7 @@ from simulation.processes.kept import SharedMemory
 _SALTS = (b"", b"salt")
 _MOST_RESETS = 2
 _MOST_PINS = 2
-_CONDEMN_SHARE = 0.03  # of the Steps
+_CONDEMN_SHARE = 0.03  # of the block steps
 _MOST_CONDEMNED = 3  # at once
 _MOST_SEQUENCES = 30
 _LETTERS = 3  # different tokens, so that prompts share prefixes
@@ -52,14 +52,14 @@ _LONGEST_PAUSE_SECONDS = 0.05
 
 
 class StepsPlan(NamedTuple):
-    """The number of Steps, and the seed of their items."""
+    """The number of block steps, and the seed of their items."""
 
     seed: int
     steps: int
 
 
 class StepsProcess(AttachedProcess):
-    """Sends a number of random Steps, and then frees everything."""
+    """Sends a number of random block steps, and then frees everything."""
 
     def __init__(
         self,
@@ -97,27 +97,27 @@ class StepsProcess(AttachedProcess):
         return self.at_rest and not (self._steps_left or self._pool.sequences or self._pool.state.pins)
 
     def thread_can_run(self, now: float) -> bool:
-        """Return whether an answer waits, or the next Step is due."""
+        """Return whether an answer waits, or the next block step is due."""
         return self.link.has_answers or (self._may_send and self._next_at <= now)
 
     def thread_wakes_at(self) -> float | None:
-        """Return the time of the next Step, if it can be sent."""
+        """Return the time of the next block step, if it can be sent."""
         return self._next_at if self._may_send else None
 
     def run_thread(self) -> None:
-        """Receive answers, or send the next Step."""
+        """Receive answers, or send the next block step."""
         try:
             while (result := self.link.receive()) is not None:
                 self._apply(result)
         except Reattached:
             if self._asked is not None:
                 self._resets += _resets_of(self._asked)
-            self._follow_pool()  # of the Step in flight, grants and moves are undone
+            self._follow_pool()  # of the block step in flight, grants and moves are undone
         if self._may_send and self._next_at <= self._clock():
             self._send()
 
     def finish(self) -> None:
-        """Send no more random Steps; free everything."""
+        """Send no more random block steps; free everything."""
         self._steps_left = 0
 
     def table_faults(self) -> list[str]:
@@ -161,7 +161,7 @@ class StepsProcess(AttachedProcess):
                 self._write(number, prompts.get(number, ()))
 
     def _follow_pool(self) -> None:
-        """Follow the forks and frees of the Step in flight, which has ended."""
+        """Follow the forks and frees of the block step in flight, which has ended."""
         asked, self._asked = self._asked, None
         sequences = self._pool.sequences
         for fork in asked.forks if asked is not None else ():
@@ -181,7 +181,7 @@ class StepsProcess(AttachedProcess):
                 block, offset = divmod(position, self.size.block_size)
                 self.memory.write(sequence.table[block], offset, digest)
 
-    # Steps.
+    # Block steps.
 
     def _send(self) -> None:
         self._next_at = self._clock() + self._random.random() * _LONGEST_PAUSE_SECONDS

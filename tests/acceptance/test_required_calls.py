@@ -62,7 +62,7 @@ def gateways() -> Iterator[dict[str, str]]:
             options = ("--engines", demo.addresses["engine"], "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
             one = RunningService("gateway", *options, "--tool-call-parser", dialect)
             stack.callback(one.close)
-            one.output.wait_for(f"calls of tools: {NAMES[dialect]}")  # the engine is connected
+            one.output.wait_for(f"tool calls: {NAMES[dialect]}")  # the engine is connected
             urls[dialect] = one.output.wait_for("gateway listens for HTTP at ").split(" at ")[1]
         yield urls
 

@@ -1,4 +1,4 @@
-"""Each mutable field of the engine has one writer: the module of its class, unless the docs name another in a table.
+"""Each mutable field of the engine has one writer: the module of its class, unless field_owners.md names another.
 
 The check compares names. A write is an assignment to an attribute, a deletion of it, or a call that changes its value,
 such as `append`. A write through `self` is of the class around it; any other is from outside.
@@ -133,11 +133,10 @@ def fields_of(name: str) -> set[str]:
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Return the docs' table: the fields of each class, and the class that writes each."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    section = text.split("### Field ownership\n")[1].split("\n#")[0]
+    """Return the table of `field_owners.md`: the fields of each class, and the class that writes each."""
+    text = Path(__file__).with_name("field_owners.md").read_text()
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for row in re.findall(r"^\| `(\w+)` \| (.+?) \| `(\w+)` \|$", section, re.M):
+    for row in re.findall(r"^\| `(\w+)` \| (.+?) \| `(\w+)` \|$", text, re.M):
         found[row[0]].update(dict.fromkeys(re.findall(r"`(\w+)`", row[1]), row[2]))
     return found
 

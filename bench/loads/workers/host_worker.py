@@ -138,7 +138,7 @@ class TimedBlocks(InProcessBlocks):
     seconds = 0.0
 
     def send(self, step: Step) -> None:
-        """Apply a Step."""
+        """Apply a block step."""
         begun = time.process_time()
         super().send(step)
         self.seconds += time.process_time() - begun

@@ -31,7 +31,7 @@ class _Refused(NamedTuple):
 class Admissions:
     """Requests blocks for waiting groups, smallest first.
 
-    `deferred` counts the groups that waited for the prefix of another group, not for room, at the latest Step.
+    `deferred` counts the groups that waited for the prefix of another group, not for room, at the latest block step.
     """
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, victims: Victims) -> None:
@@ -60,7 +60,7 @@ class Admissions:
         return admitted
 
     def rollback(self) -> None:
-        """Return all groups of the Step in flight to the waiting list."""
+        """Return all groups of the block step in flight to the waiting list."""
         for number in list(self._queue.admitting):
             self._requeue(self._queue.finish_admission(number))
         self._refused = None
@@ -75,7 +75,7 @@ class Admissions:
         if before is None or before.group.ended or group.key < before.group.key:
             self._refused = _Refused(group, _availability(self._view))
 
-    # Steps.
+    # Block steps.
 
     def write(self, step: StepBuilder, now: float, *, preempted: bool) -> None:
         """Request blocks as far as the admission budget and the pool allow, unless groups are preempted.
@@ -140,7 +140,7 @@ class Admissions:
         return True
 
     def next_admitted(self) -> Group | None:
-        """Return the first waiting group if the next Step is expected to admit it."""
+        """Return the first waiting group if the next block step is expected to admit it."""
         queue, view = self._queue, self._view
         if not queue.waiting:
             return None
@@ -263,7 +263,7 @@ class Admissions:
 
 
 class _Room:
-    """Places, blocks and tokens that are left while a Step is built.
+    """Places, blocks and tokens that are left while a block step is built.
 
     `spare` blocks, and `spares` of each window kind, are promised to groups.
     """
@@ -275,7 +275,7 @@ class _Room:
         self._view = view
         self._limits = limits
         self._prefill_room = limits.prefill_room
-        self._acquired: set[int] = set()  # cached blocks without a holder that groups of this Step are expected to hit
+        self._acquired: set[int] = set()  # cached blocks without a holder that this block step is expected to hit
         self._tokens = self._short_tokens = limits.admitted_tokens
 
     def admits(self, *, short: bool) -> bool:
@@ -308,7 +308,8 @@ class _Room:
     def needs(self, tokens: int, cached: Collection[int]) -> tuple[int, int]:
         """Return the available blocks that a first allocation takes: for all its tokens, and those granted now.
 
-        `cached` are the blocks that it is expected to hit. Those without a holder count once for all groups of a Step.
+        `cached` are the blocks that it is expected to hit. Those without a holder count once for all groups of a block
+        step.
         """
         view = self._view
         idle = {block for block in cached if not view.is_held(block)} - self._acquired
@@ -328,7 +329,7 @@ def _is_unforked(group: Group) -> bool:
 
 
 def _group_items(step: Step, cached: Mapping[int, int]) -> Iterator[tuple[StepItem, int, int, int | None]]:
-    """List the requests of a Step for groups: item, position, group, and tokens that hit the prefix cache."""
+    """List the requests of a block step for groups: item, position, group, and tokens that hit the prefix cache."""
     for position, number in enumerate(step.swap_ins):
         yield StepItem.SWAP_IN, position, number, None
     for position, item in enumerate(step.allocates):

@@ -1,7 +1,7 @@
-"""Steps for the block manager: each requests the blocks that the turn after the next needs.
+"""Block steps for the block manager: each requests the blocks that the turn after the next needs.
 
-At most one Step is in flight, so the count of available blocks is exact when the next Step is built. A shortage is
-detected in advance, and the victim's free is in the same Step as the extension it makes room for.
+At most one block step is in flight, so the count of available blocks is exact when the next block step is built. A
+shortage is detected in advance, and the victim's free is in the same block step as the extension it makes room for.
 """
 
 from collections.abc import Iterable, Set
@@ -22,7 +22,7 @@ from engine.schedule.request_queue import RequestQueue
 from engine.schedule.sequence_group import Group, Sequence
 from engine.schedule.step_plan import Copies, StepPlan, copies_of
 
-# Lengths, and keys of blocks of generated tokens, wait this long for a Step that has other items.
+# Lengths, and keys of blocks of generated tokens, wait this long for a block step that has other items.
 _REPORT_SECONDS = 1.0
 
 # Items that may be refused; any other refusal contradicts the engine's tables.
@@ -30,7 +30,7 @@ _MAY_BE_REFUSED = (StepItem.PIN, StepItem.SWAP_OUT, StepItem.SWAP_IN, StepItem.E
 
 
 class BlockPlanner:
-    """Builds Steps and applies their results."""
+    """Builds block steps and applies their results."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class BlockPlanner:
         costs: PreemptionCosts,
         lookahead_tokens: int,
     ) -> None:
-        """Start without a Step in flight; decoding requests room `lookahead_tokens` ahead of its next step.
+        """Start without a block step in flight; decoding requests room `lookahead_tokens` ahead of its next step.
 
         With a lookahead of 1, a result may arrive a whole step late without a delay.
         """
@@ -60,17 +60,17 @@ class BlockPlanner:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a Step is in flight."""
+        """Whether a block step is in flight."""
         return self._pending is not None
 
     @property
     def deferred(self) -> int:
-        """Groups that waited for the prefix of another group, not for room, at the latest Step."""
+        """Groups that waited for the prefix of another group, not for room, at the latest block step."""
         return self._admissions.deferred
 
     @property
     def next_admitted(self) -> Group | None:
-        """The first waiting group if the next Step is expected to admit it."""
+        """The first waiting group if the next block step is expected to admit it."""
         return None if self.in_flight else self._admissions.next_admitted()
 
     @property
@@ -89,7 +89,7 @@ class BlockPlanner:
         return copies
 
     def condemn(self, wrong: Items[WrongBlock], now: float) -> Items[Set[int]]:
-        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
+        """Condemn blocks with the next block step, and let the groups that hold one wait until they can be recomputed.
 
         Returns the device blocks of each kind that were not condemned before.
         """
@@ -115,7 +115,7 @@ class BlockPlanner:
         self._victims.resume(
             group for position, group in enumerate(asked.swap_outs) if (StepItem.SWAP_OUT, position) in refused
         )
-        forked = 2 * len(asked.forks)  # forks were applied when the Step was built, as trims were
+        forked = 2 * len(asked.forks)  # forks were applied when the block step was built, as trims were
         for window, own in zip(self._view.windows, result.windows, strict=True):
             for change in own.tables[forked:]:
                 sequence = self._queue.sequence(change.sequence)
@@ -128,7 +128,7 @@ class BlockPlanner:
         return self._admissions.on_result(asked, refused, cached)
 
     def rollback(self, reattached: Reattached) -> None:
-        """Roll back the Step in flight: its frees, commits, trims and forks hold, grants and moves do not."""
+        """Roll back the block step in flight: its frees, commits, trims and forks hold, grants and moves do not."""
         self._admissions.rollback()
         self._victims.rollback()
         self._pins.rollback(reattached.pins)
@@ -137,12 +137,12 @@ class BlockPlanner:
         self._view.set_available(*available, reattached.windows)
         self._view.claims.forget_cached()
 
-    # Steps.
+    # Block steps.
 
     def build_step(self, plan: StepPlan | None, now: float) -> Step | None:
-        """Build the Step needed after `plan`; None if one is in flight or nothing is needed.
+        """Build the block step needed after `plan`; None if one is in flight or nothing is needed.
 
-        Lengths, and commits of generated tokens, wait for a Step with other items, for at most a second.
+        Lengths, and commits of generated tokens, wait for a block step with other items, for at most a second.
         """
         if self._pending is not None or self._can_wait(now):
             return None
@@ -164,7 +164,7 @@ class BlockPlanner:
         return self._pending
 
     def _can_wait(self, now: float) -> bool:
-        """Return whether the next Step would have nothing but lengths and commits of generated tokens."""
+        """Return whether the next block step would have nothing but lengths and commits of generated tokens."""
         if self._releases.any_pending or self._queue.waiting or self._pins.has_changes:
             return False
         if self._condemnations.any_pending:

@@ -1,7 +1,7 @@
 """Withdraws blocks whose contents were found wrong, and computes again what would be read from them.
 
-The next Step condemns the blocks, first of all its items, and frees the groups that hold one. They wait like preempted
-groups. So no request fails for a wrong block, and a wrong block is never granted again.
+The next block step condemns the blocks, first of all its items, and frees the groups that hold one. They wait like
+preempted groups. So no request fails for a wrong block, and a wrong block is never granted again.
 
 Blocks that were computed from a wrong one have right checksums of wrong contents, and nothing records which they are.
 So a block that may have been read while it was wrong clears the whole prefix cache.
@@ -65,12 +65,12 @@ class Proof(Protocol):
         """Return blocks of the remembered hit that have not changed since, and differ from recomputed ones."""
 
 
-# Of one Step. What is left is condemned by the next one.
+# Of one block step. What is left is condemned by the next one.
 _MOST_BLOCKS = 8192
 
 
 class Condemnations:
-    """The blocks that the next Step condemns."""
+    """The blocks that the next block step condemns."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases) -> None:
         self._queue = queue
@@ -81,13 +81,13 @@ class Condemnations:
 
     @property
     def any_pending(self) -> bool:
-        """Whether the next Step condemns blocks."""
+        """Whether the next block step condemns blocks."""
         return bool(self._pending)
 
     def condemn(self, wrong: Sequence[WrongBlock], now: float) -> list[set[int]]:
-        """Condemn blocks with the next Step, and let the groups that hold one wait until they can be recomputed.
+        """Condemn blocks with the next block step, and let the groups that hold one wait until they can be recomputed.
 
-        Returns the device blocks of each kind that were not condemned before. No Step may be in flight.
+        Returns the device blocks of each kind that were not condemned before. No block step may be in flight.
         """
         self._pending += wrong
         blocks = [{one.block for one in wrong if one.kind == kind and not one.host} for kind in self._kinds]
@@ -99,7 +99,7 @@ class Condemnations:
         return new
 
     def write(self, step: StepBuilder) -> None:
-        """Add the pending condemnations to a Step."""
+        """Add the pending condemnations to a block step."""
         pending, self._pending = self._pending[:_MOST_BLOCKS], self._pending[_MOST_BLOCKS:]
         items: dict[tuple[int, CondemnReason, bool, int], list[int]] = {}
         for one in pending:
@@ -117,7 +117,7 @@ class Condemnations:
         return range(1 + len(self._view.windows))
 
     def _restart(self, group: Group, now: float) -> None:
-        """Return a running group to the queue. The next Step frees its blocks; none of them is committed any more."""
+        """Return a running group to the queue. The next block step frees its blocks; none is committed any more."""
         self._releases.release(group.members, FreeReason.PREEMPTED)
         for member in group.members:
             member.lose_blocks()

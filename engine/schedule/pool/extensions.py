@@ -29,11 +29,11 @@ class Extensions:
         # The step in flight may accept all its proposals, and the next one proposes as many.
         self._proposed_tokens = 2 * queue.limits.proposed_tokens
         self._proposed_blocks = blocks_for(queue.limits.proposed_tokens, view.block_size) + 1
-        self._rooms: dict[int, int] = {}  # requested by the latest Step, by sequence
+        self._rooms: dict[int, int] = {}  # requested by the latest block step, by sequence
         self._work = _NO_WORK  # of the preceding step, by sequence
 
     def requested(self, sequence: Sequence) -> bool:
-        """Return whether the latest Step requested room for a sequence."""
+        """Return whether the latest block step requested room for a sequence."""
         return sequence.id in self._rooms
 
     def may_need(self, group: Group) -> bool:
@@ -45,7 +45,7 @@ class Extensions:
         return False
 
     def write(self, step: StepBuilder, plan: StepPlan | None, now: float) -> bool:
-        """Add extensions to the Step needed after `plan`; return whether a group was preempted."""
+        """Add extensions to the block step needed after `plan`; return whether a group was preempted."""
         self._rooms = {}
         if not any(map(self.may_need, self._queue.running)):
             return False
@@ -101,7 +101,7 @@ class Extensions:
     def _lookahead(self, sequences: int) -> int:
         """Return the tokens of room that a decoding sequence requests ahead; `sequences` hold blocks.
 
-        In a pool with many free blocks more is requested, so that one Step extends many sequences.
+        In a pool with many free blocks more is requested, so that one block step extends many sequences.
         """
         available = self._view.least_available
         if available >= _ROOMY_BLOCKS * sequences:

@@ -1,7 +1,7 @@
 """Pinned prefixes: prompt prefixes that an operator declares; they are computed once and never evicted.
 
 A pin starts as a request that waits in the queue, shares the token budget, and samples nothing. When its blocks are
-computed, the next Step commits their keys, pins them, and frees the request.
+computed, the next block step commits their keys, pins them, and frees the request.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -68,9 +68,10 @@ class PinnedPrefix:
 
 
 class Pins:
-    """Declared and pinned prefixes, and the changes for the next Step.
+    """Declared and pinned prefixes, and the changes for the next block step.
 
-    `changes` counts requested changes that need a Step; `changes_done` counts those that the block manager has done.
+    `changes` counts requested changes that need a block step; `changes_done` counts those that the block manager has
+    done.
     """
 
     def __init__(self, queue: RequestQueue, view: PoolView) -> None:
@@ -79,15 +80,15 @@ class Pins:
         self._queue = queue
         self._view = view
         self._declared: dict[str, PinnedPrefix] = {}
-        self._computed: list[tuple[PinnedPrefix, Group]] = []  # the next Step pins them
-        self._unpins: list[PinnedPrefix] = []  # the next Step unpins them
-        self._in_flight: dict[int, PinnedPrefix] = {}  # by position in the Step in flight
+        self._computed: list[tuple[PinnedPrefix, Group]] = []  # the next block step pins them
+        self._unpins: list[PinnedPrefix] = []  # the next block step unpins them
+        self._in_flight: dict[int, PinnedPrefix] = {}  # by position in the block step in flight
         self._reset = False
         self._changes_written = 0
 
     @property
     def has_changes(self) -> bool:
-        """Whether the next Step must unpin a prefix or clear the cache."""
+        """Whether the next block step must unpin a prefix or clear the cache."""
         return self._reset or bool(self._unpins)
 
     # Declarations.
@@ -127,7 +128,7 @@ class Pins:
         return pin
 
     def reset(self) -> list[PinnedPrefix]:
-        """Clear the prefix cache with the next Step; return all declared prefixes, which must be recomputed.
+        """Clear the prefix cache with the next block step; return all declared prefixes, which must be recomputed.
 
         Blocks pinned before can no longer be found.
         """
@@ -172,7 +173,7 @@ class Pins:
             self._fail(self._declared[name], kind(f"{name!r} was not computed: {group.detail}"))
 
     def write(self, step: StepBuilder) -> None:
-        """Add the pin changes to a Step, after the commits and before the frees."""
+        """Add the pin changes to a block step, after the commits and before the frees."""
         view = self._view
         for pin in self._unpins:
             step.pins.append(Unpin(pin.name))
@@ -211,7 +212,7 @@ class Pins:
         self.changes_done = self._changes_written
 
     def rollback(self, held: Collection[str]) -> None:
-        """Roll back the Step in flight; `held` names the pins that hold blocks after it."""
+        """Roll back the block step in flight; `held` names the pins that hold blocks after it."""
         asked, self._in_flight = self._in_flight, {}
         for pin in asked.values():
             self._finish(
@@ -220,7 +221,7 @@ class Pins:
         self.changes_done = self._changes_written
 
     def _schedule_unpin(self, pin: PinnedPrefix) -> None:
-        """Unpin the blocks that a prefix holds, or will hold after the Step in flight, with the next Step."""
+        """Unpin with the next block step what a prefix holds, or will hold after the one in flight."""
         self._computed = [entry for entry in self._computed if entry[0] is not pin]
         if pin.state is not PinState.COMPUTING:
             former = replace(pin)

@@ -15,8 +15,9 @@ from engine.schedule.sequence_group import Sequence
 class PoolView:
     """Owns the tables and room of sequences, the available blocks, and the capacity for one request.
 
-    Updated by results, and exact while no Step is in flight. While a Step is being built, `available` anticipates it:
-    frees are added and reservations subtracted. It is that of kind 0; `windows` have the other kinds of blocks.
+    Updated by results, and exact while no block step is in flight. While a block step is being built, `available`
+    anticipates it: frees are added and reservations subtracted. It is that of kind 0; `windows` have the other kinds of
+    blocks.
     """
 
     def __init__(self, capacity: Capacity) -> None:

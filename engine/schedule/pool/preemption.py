@@ -44,7 +44,7 @@ class PreemptionCosts:
 
 
 class Victims:
-    """Preempts groups. `swapping_out` are the groups that the Step in flight swaps out."""
+    """Preempts groups. `swapping_out` are the groups that the block step in flight swaps out."""
 
     def __init__(self, queue: RequestQueue, view: PoolView, releases: Releases, costs: PreemptionCosts) -> None:
         self.swapping_out: dict[int, Group] = {}
@@ -87,11 +87,11 @@ class Victims:
             self._queue.resume(group)
 
     def rollback(self) -> None:
-        """Resume all groups that the Step in flight would swap out."""
+        """Resume all groups that the block step in flight would swap out."""
         self.resume(list(self.swapping_out))
 
     def finish_swap_outs(self) -> None:
-        """Forget the swap-outs of the answered Step: each is done or refused."""
+        """Forget the swap-outs of the answered block step: each is done or refused."""
         self.swapping_out.clear()
 
     def _is_swapped(self, victim: Group) -> bool:

@@ -1,4 +1,4 @@
-"""A Step under construction."""
+"""A block step under construction."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from blocks import Allocate, Commit, Condemn, Extend, Fork, Free, Length, PinCha
 
 @dataclass
 class StepBuilder:
-    """Mutable lists of the items of a Step; see `blocks.Step`."""
+    """Mutable lists of the items of a block step; see `blocks.Step`."""
 
     condemns: list[Condemn] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
@@ -27,6 +27,6 @@ class StepBuilder:
         return not any(vars(self).values())
 
     def build(self, number: int) -> Step | None:
-        """Return the Step of this number, None if it has no items."""
+        """Return the block step of this number, None if it has no items."""
         lists = {name: tuple(items) for name, items in vars(self).items() if items}
         return Step(number, **lists) if lists else None

@@ -54,7 +54,7 @@ _SERVER_OPTIONS = together(
     "--output-file",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File of answers, one a line. Answers that it has are kept, and their requests are not run again.",
+    help="File of answers, one a line. Existing answers are kept, and their requests are not run again.",
 )
 @click.option(
     "--window",
@@ -73,12 +73,12 @@ _SERVER_OPTIONS = together(
 @_SERVER_OPTIONS
 @options_of(EngineSettings, leave_out=_LEFT_OUT, variables=engine_variables("run_batch"), log_level="warning")
 def run_batch(**values: Any) -> None:
-    """Answer a file of requests, as fast as the engine can, and end.
+    """Answer a file of requests as fast as possible, then end.
 
     Each line of the input is a request to /v1/chat/completions, /v1/completions or /v1/responses, with a custom_id that
     is unique in the file. The engine runs in this process, with the options of `quire serve`; with --base-url a running
     server answers. Answers are written in order of completion. The same command after an interruption continues where
-    it stopped. The exit status is 0 if all requests have been answered well, and 1 if some have failed.
+    it stopped. The exit status is 0 if all requests were answered, and 1 if some failed.
     """
     warn_of_unused_variables("engine", "serve")
     sys.exit(_run(values))
@@ -104,9 +104,9 @@ def _server(values: dict[str, Any]) -> "Source":
 
     if given := [name for name in _ENGINE_SETTINGS if _is_given(name)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{flags} cannot be given with --base-url: it is for an engine of this process")
+        raise click.UsageError(f"{flags} cannot be given with --base-url: they are for an engine in this process")
     if values["explain"]:
-        raise click.UsageError("--explain needs an engine of its own; of a server `quire explain REQUEST_ID` explains")
+        raise click.UsageError("--explain needs an engine in this process; for a server use `quire explain REQUEST_ID`")
     names = ("api_key", "api_key_file", "ca")
     options = dict.fromkeys(("certificate", "private_key", "server_name"), "") | {name: values[name] for name in names}
     try:

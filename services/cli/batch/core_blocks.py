@@ -9,7 +9,7 @@ from kvmanager import KVManager, Ledger, PoolSpec
 
 
 class CoreBlocks:
-    """Answers Steps at once, on the engine's thread. See services.engine.startup.parts.BlockLink."""
+    """Answers block steps at once, on the engine's thread. See services.engine.startup.parts.BlockLink."""
 
     sessions = 1
     ready = True
@@ -28,7 +28,7 @@ class CoreBlocks:
         return self._session.pool.usage
 
     def send(self, step: Step) -> None:
-        """Apply a Step."""
+        """Apply a block step."""
         self._answers.append(self._manager.apply(self._session, step).result)
 
     def receive(self) -> StepResult | None:

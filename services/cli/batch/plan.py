@@ -77,4 +77,4 @@ def _refuse_unknown(name: str, answers: AnswerFile, keys: "array[int]") -> None:
     unknown = (one for one in answers.custom_ids() if not np.isin(np.uint64(key_of(one, 0)), known))
     custom_id = next(unknown, None)
     example = f", such as custom_id {custom_id!r}" if custom_id is not None else ""
-    raise UnusableFile(f"there are answers to requests that {name} lacks{example}: give another file for answers")
+    raise UnusableFile(f"there are answers to requests that are not in {name}{example}: give another file for answers")

@@ -53,7 +53,7 @@ _target_options = together(
         type=click.Choice(("completions", "chat")),
         default="completions",
         show_default=True,
-        help="With --url: completions get token ids as prompts, chats about one word for each token.",
+        help="With --url: completions get prompts of token ids, chats get about one word for each token.",
     ),
     click.option("--model", default="", help="Name of the model. Empty: the only one, or the first."),
     click.option(
@@ -82,20 +82,20 @@ _workload_options = together(
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="Tokens before them that prompts share.",
+        help="Tokens of a prefix that prompts share, in front of --input.",
     ),
     click.option(
         "--prefixes",
         type=_AT_LEAST_1,
         default=1,
         show_default=True,
-        help="Different such prefixes; each prompt has one of them.",
+        help="Number of different prefixes; each prompt has one of them.",
     ),
     click.option(
         "--file",
         "file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Instead: lengths from a CSV file, or a trace with shared blocks from a JSON Lines file.",
+        help="Take lengths from a CSV file instead, or a trace with shared blocks from a JSON Lines file.",
     ),
     click.option("--limit", type=_AT_LEAST_1, help="Number of rows to take from the file."),
     click.option("--mean-input", type=_ABOVE_0, help="Scale the file's prompts to this mean."),
@@ -131,7 +131,7 @@ _arrival_options = together(
     click.option("--sweep-rate", type=_Rates(), help="Run several rates, one after the other, and compare them."),
     click.option("--trace-times", is_flag=True, help="Start requests at the times of the file."),
     click.option(
-        "--speedup", type=_ABOVE_0, default=1.0, show_default=True, help="Let the file's times pass so much faster."
+        "--speedup", type=_ABOVE_0, default=1.0, show_default=True, help="Factor by which the file's times pass faster."
     ),
     click.option(
         "--requests",
@@ -146,10 +146,10 @@ _arrival_options = together(
         type=FiniteFloat(least=0),
         default=0.0,
         show_default=True,
-        help="Requests, or with --duration seconds, before the counted ones.",
+        help="Requests that are sent before the counted ones; with --duration, seconds.",
     ),
     click.option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Decides lengths and arrivals."
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of lengths and arrivals."
     ),
     click.option(
         "--prompt-seed",
@@ -160,13 +160,13 @@ _arrival_options = together(
 )
 
 _result_options = together(
-    click.option("--slo-ttft", type=_ABOVE_0, help="For goodput: seconds to the first token at most."),
-    click.option("--slo-itl", type=_ABOVE_0, help="For goodput: seconds between any two tokens at most."),
-    click.option("--slo-tpot", type=_ABOVE_0, help="For goodput: seconds between tokens on average at most."),
-    click.option("--slo-e2e", type=_ABOVE_0, help="For goodput: seconds to the last token at most."),
+    click.option("--slo-ttft", type=_ABOVE_0, help="Goodput: maximum seconds to the first token."),
+    click.option("--slo-itl", type=_ABOVE_0, help="Goodput: maximum seconds between any two tokens."),
+    click.option("--slo-tpot", type=_ABOVE_0, help="Goodput: maximum average seconds between tokens."),
+    click.option("--slo-e2e", type=_ABOVE_0, help="Goodput: maximum seconds to the last token."),
     click.option("--json", "json_file", type=_FILE, help="Write all figures to this file."),
     click.option("--records", type=_FILE, help="Write a line of JSON for each request to this file."),
-    click.option("--plot", type=_FILE, help="Draw them: a name with .png, .svg or .pdf. Needs matplotlib."),
+    click.option("--plot", type=_FILE, help="Draw the figures to this file: .png, .svg or .pdf. Needs matplotlib."),
 )
 
 
@@ -185,7 +185,7 @@ def serve(connection: "Connection", **values: Any) -> None:
     """Put a server under load, and report throughput and latencies.
 
     By default 100 requests of 128 random tokens in and 64 out, eight at a time, to the gateway on this machine. The
-    exit status is 1 where no request was completed, and 130 after Ctrl-C, which ends a run early.
+    exit status is 1 if no request was completed, and 130 after Ctrl-C, which ends a run early.
     """
     from services.cli.commands.bench_run import run
 

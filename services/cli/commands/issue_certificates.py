@@ -37,7 +37,7 @@ def certificates() -> None:
     "hosts",
     multiple=True,
     metavar="SERVICE=HOST",
-    help="Further name or address of a service, in addition to its own name and localhost.",
+    help="Another name or address of a service, besides its own name and localhost.",
 )
 @_DAYS
 @click.option(
@@ -48,8 +48,8 @@ def certificates() -> None:
 def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days: float, *, keep: bool) -> None:
     """Create an authority in FOLDER, and a certificate for each service.
 
-    They go to FOLDER/SERVICE: certificate.pem, key.pem, and ca.pem, whom to trust. A service gets its folder alone;
-    FOLDER/authority, which signs, goes nowhere. Nothing is overwritten.
+    Each service has a folder FOLDER/SERVICE with certificate.pem, key.pem, and ca.pem, the authority to trust. Give
+    each service only its own folder. Keep FOLDER/authority, which signs, to yourself. Nothing is overwritten.
     """
     from services.cli.commands.authority import create
 
@@ -63,12 +63,18 @@ def create_all(folder: Path, services: Sequence[str], hosts: Sequence[str], days
 @certificates.command("renew")
 @_FOLDER
 @_DAYS
-@click.option("--within-days", type=_WITHIN, default=30.0, show_default=True, help="Renew those that end so soon.")
-@click.option("--all", "everything", is_flag=True, help="Renew all, whenever they end.")
+@click.option(
+    "--within-days",
+    type=_WITHIN,
+    default=30.0,
+    show_default=True,
+    help="Renew certificates that end within so many days.",
+)
+@click.option("--all", "everything", is_flag=True, help="Renew all certificates, whenever they end.")
 def renew_all(folder: Path, days: float, within_days: float, *, everything: bool) -> None:
     """Renew certificates in FOLDER that end soon.
 
-    The new ones have the same names. Services that run take them for their next connections, without a restart.
+    The new ones have the same names. Running services use them for their next connections, without a restart.
     """
     from services.cli.commands.authority import open_authority, renew
 

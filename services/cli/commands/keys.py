@@ -46,7 +46,7 @@ def key() -> None:
 @click.option(
     "--max-concurrent-requests",
     type=click.IntRange(1, MAX_LIMIT),
-    help="Maximum number of sequences (samples, beams) of its requests in flight. Default: no limit.",
+    help="Maximum sequences (samples, beams) in flight with this key. Default: no limit.",
 )
 @click.option(
     "--tokens-per-minute", type=click.IntRange(1, MAX_LIMIT), help="Tokens of prompts and answers. Default: no limit."
@@ -55,7 +55,7 @@ def create(tenant: str, expires: datetime | None, operator: bool, **limits: int 
     """Make an API key.
 
     The key is shown once, on standard error. Its entry for the file of --api-keys goes to standard output:
-    `quire key create --tenant acme >> api_keys.toml`. The limits are the tenant's: all of its keys state the same.
+    `quire key create --tenant acme >> api_keys.toml`. Limits are the tenant's: all its keys must state the same.
     """
     if not is_tenant_name(tenant):
         raise click.UsageError(

@@ -69,17 +69,23 @@ class _Lengths(click.ParamType[tuple[int, int]]):
     show_default=True,
     help="Model: demo, a local folder, a .gguf file, or a hub id. Only its configuration is read.",
 )
-@click.option("--gpu-memory", type=_Size(), help="Memory of the GPU, such as 80GiB: how many blocks fit.")
 @click.option(
-    "--memory", type=_Size(), help="Memory that an engine on a CPU may have, such as 16GiB: how many blocks fit."
+    "--gpu-memory", type=_Size(), help="Memory of the GPU, such as 80GiB. The plan shows how many blocks fit."
+)
+@click.option(
+    "--memory",
+    type=_Size(),
+    help="Memory that an engine on a CPU may take, such as 16GiB. The plan shows how many blocks fit.",
 )
 @click.option(
     "--device-blocks",
     type=click.IntRange(1, _MOST["device_blocks"]),
-    help="Blocks of the pool: how much memory they need.",
+    help="Blocks of the pool. The plan shows how much memory they need.",
 )
 @click.option(
-    "--requests", type=_AT_LEAST_1, help="Requests at the same time: how many blocks and how much memory they need."
+    "--requests",
+    type=_AT_LEAST_1,
+    help="Requests at the same time. The plan shows the blocks and the memory they need.",
 )
 @click.option(
     "--device",
@@ -99,7 +105,7 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--host-memory",
     type=_Size(),
-    help="Memory of the host for blocks of preempted requests, of all kinds together, such as 32GiB.",
+    help="Host memory for blocks of preempted requests, of all kinds together, such as 32GiB.",
 )
 @click.option(
     "--dtype",
@@ -151,22 +157,22 @@ class _Lengths(click.ParamType[tuple[int, int]]):
 @click.option(
     "--tokens-per-request",
     type=_Lengths(),
-    help="Tokens of the usual request, prompt and answer, such as 161,338. Default: those of the longest.",
+    help="Tokens of a usual request, prompt and answer, such as 161,338. Default: those of the longest request.",
 )
 @click.option(
     "--tensor-parallel",
     type=click.IntRange(1, _MOST["tensor_parallel"]),
     default=1,
     show_default=True,
-    help="Ranks that share the model. All figures of memory are those of each rank.",
+    help="Ranks that share the model. All memory figures are per rank.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON, in bytes.")
 def plan(model: str, dtype: str, as_json: bool, **values: Any) -> None:
     """Print the number of KV blocks that fit, and their capacity.
 
-    --gpu-memory and --memory give the number of blocks that fit next to the weights and a step's buffers;
-    --device-blocks and --requests give the memory that is needed. Without any of them the plan is that of `quire serve`
-    with its defaults on this machine. No weights are read, and no GPU is needed.
+    With --gpu-memory or --memory it shows how many blocks fit beside the weights and a step's buffers; with
+    --device-blocks or --requests, how much memory they need. Without any of these it shows the plan of `quire serve`
+    with its defaults on this machine. It reads no weights and needs no GPU.
     """
     warn_of_unused_variables("engine", "serve")
     goal = _goal(values)

@@ -162,7 +162,8 @@ def _show_requests(figures: Figures, settings: RecordSettings, end: str, as_json
     if as_json:
         click.echo(json.dumps({"kind": "requests", "settings": asdict(settings), **asdict(figures), "end": end}))
         return
-    title = f"{settings.device_blocks} blocks of {settings.block_size} tokens; a step feeds {settings.token_budget}"
+    blocks = f"{settings.device_blocks} blocks of {settings.block_size} tokens"
+    title = f"{blocks}; at most {settings.token_budget} tokens a step"
     table = Table("what", "how much", title=title, show_header=False, caption=f"The record ends: {end}.")
     table.columns[1].justify = "right"
     for figure in fields(figures):

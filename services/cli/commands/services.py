@@ -160,7 +160,7 @@ def kvmanager(metrics_listen: str, **values: Any) -> None:
 def engine(metrics_listen: str, **values: Any) -> None:
     """Start an engine: one model with its KV cache.
 
-    It needs a KV manager, and waits until one is available. Started by torchrun, it is one of --tensor-parallel ranks.
+    It needs a KV manager, and waits until one is available. Under torchrun it is one of --tensor-parallel ranks.
     """
     from services.cli.local_model import engine_with_folder
     from services.engine.metrics import EngineMetrics

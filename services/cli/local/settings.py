@@ -15,15 +15,15 @@ class LocalSettings:
 
     engines: int = setting(
         1,
-        "Engines to start, all of one model. They share --cache-mib, --device-blocks and --host-blocks, and the cores "
-        "unless --threads gives the cores of each; every other limit is per engine.",
+        "Engines to start, all of one model. They divide --cache-mib, --device-blocks and --host-blocks among them, "
+        "and the cores unless --threads sets those of each. Every other limit is per engine.",
         least=1,
         most=_MOST_ENGINES,
     )
     instance: str = setting("", "Name of this instance for --instance of other commands. Empty: the process id.")
     max_restarts: int = setting(
         5,
-        "Maximum number of restarts of a service. One more exit of it stops all services, with status 1.",
+        "Maximum number of restarts of a service. If it ends once more, all services stop, with status 1.",
         least=0,
     )
     restart_reset_seconds: float = setting(

@@ -1,7 +1,8 @@
-"""Tracks which keys a prompt can hit, and updates them after each Step.
+"""Tracks which keys a prompt can hit, and updates them after each block step.
 
-The key index of each tier records which keys it gained or may have lost (`KeyIndex.journal`). After a Step, the state
-of each of these keys is compared with what was announced, so the order of events within a Step does not matter.
+The key index of each tier records which keys it gained or may have lost (`KeyIndex.journal`). After a block step, the
+state of each of these keys is compared with what was announced, so the order of events within a block step does not
+matter.
 
 A key of kind 0 is announced while a prompt can reach it: while the pool has blocks of it and of all keys before it, in
 whichever tier. A block whose predecessors are gone is withdrawn with them, and announced again when they are back; so
@@ -36,7 +37,7 @@ class _Indexed(NamedTuple):
 
 
 class Announcements:
-    """Turns Steps into changes of the announced keys. Belongs to the event loop."""
+    """Turns block steps into changes of the announced keys. Belongs to the event loop."""
 
     def __init__(self, state: PoolState, adopted: Mapping[bytes, OriginFields], *, salts: bytes | None) -> None:
         """Follow a pool from now on. `adopted` has the origins of keys that it has already.
@@ -50,7 +51,7 @@ class Announcements:
         self._places = [(place, bit) for place, bit, _ in self._indices]
         self._keys = KnownKeys(len(self._places), _CHAINED)
         self._hidden: set[bytes] = set()
-        self._origins: dict[bytes, OriginFields] = {}  # of the Steps since the last update
+        self._origins: dict[bytes, OriginFields] = {}  # of the block steps since the last update
         self._stored: dict[bytes, None] = {}
         self._withdrawn: dict[bytes, None] = {}
         self._announced = 0
@@ -75,15 +76,15 @@ class Announcements:
         return Origin(*self._keys.origin(key)) if key in self._keys else None
 
     def fields(self, key: bytes) -> OriginFields | None:
-        """Return the same as plain values, also of keys that the Steps since the last changes have set."""
+        """Return the same as plain values, also of keys that the block steps since the last changes have set."""
         return self._origins.get(key) or self._keys.find(key)
 
     def before(self, step: Step) -> None:
-        """Record what a Step that is applied next commits to."""
+        """Record what a block step that is applied next commits to."""
         self._ends = chain_ends(self._state, step, self._salts or b"") if step.commits else {}
 
     def applied(self, step: Step, refusals: Sequence[Refusal]) -> None:
-        """Record the tokens that the last Step has committed, and whether it was a reset."""
+        """Record the tokens that the last block step has committed, and whether it was a reset."""
         if step.commits:
             refused = [one.position for one in refusals if one.item is StepItem.COMMIT]
             self._learn(committed_origins(step, self._ends, refused, self._state.block_size))

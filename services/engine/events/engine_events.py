@@ -48,7 +48,9 @@ class EngineEvents:
             await self._publisher.bind()
             replay = self._publisher.replay_address or "nowhere"
             where = self._publisher.address, replay, self._publisher.protection
-            log.info("publishes KV events at %s, replays them at %s; they have the token ids of prompts, %s", *where)
+            log.info(
+                "KV events are published at %s and replayed at %s; they contain the token ids of prompts, %s", *where
+            )
 
     def follow(self, adopted: Mapping[bytes, OriginFields]) -> Follow:
         """Return what follows the engine's pool. `adopted` has the origins of keys that the pool has already."""

@@ -1,4 +1,4 @@
-"""Where keys come from: the parent, the tokens and the salt of each block that a Step commits."""
+"""Where keys come from: the parent, the tokens and the salt of each block that a block step commits."""
 
 from array import array
 from collections.abc import Collection, Iterator
@@ -51,7 +51,7 @@ class ChainEnd(NamedTuple):
 
 
 def chain_ends(state: PoolState, step: Step, salt_key: bytes) -> dict[int, ChainEnd]:
-    """Return the ends of the sequences that a Step commits to, before it is applied; `salt_key` is that of digests."""
+    """Return the ends of the sequences that a block step will commit to; `salt_key` is for digests."""
     found = (state.sequences.get(item.sequence) for item in step.commits)
     return {
         one.id: ChainEnd(one.last_key, one.last_key == one.root, salt_digest(one.salt, salt_key))
@@ -63,9 +63,9 @@ def chain_ends(state: PoolState, step: Step, salt_key: bytes) -> dict[int, Chain
 def committed_origins(
     step: Step, ends: dict[int, ChainEnd], refused: Collection[int], block_size: int
 ) -> Iterator[tuple[bytes, OriginFields]]:
-    """Yield the keys that the commits of a Step have set, in order; `refused` has the positions of refused ones.
+    """Yield the keys that the commits of a block step have set, in order; `refused` has the positions of refused ones.
 
-    `ends` has the state before the Step, and is changed to that after it.
+    `ends` has the state before the block step, and is changed to that after it.
     """
     for position, item in enumerate(step.commits):
         if position not in refused:

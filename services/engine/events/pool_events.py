@@ -10,7 +10,7 @@ from services.engine.events.origins import OriginFields
 
 
 class PoolEvents:
-    """Follows a pool, and publishes what each Step changes in its keys."""
+    """Follows a pool, and publishes what each block step changes in its keys."""
 
     def __init__(
         self, state: PoolState, stream: EventStream, adopted: Mapping[bytes, OriginFields], *, salts: bytes | None
@@ -26,11 +26,11 @@ class PoolEvents:
             stream.publish(changes)
 
     def before(self, step: Step) -> None:
-        """Record what a Step that is applied next commits to."""
+        """Record what a block step that is applied next commits to."""
         self.announcements.before(step)
 
     def applied(self, step: Step, refusals: Sequence[Refusal]) -> None:
-        """Record what the Step has committed, except for the refused items."""
+        """Record what the block step has committed, except for the refused items."""
         self.announcements.applied(step, refusals)
 
     def publish(self) -> None:

@@ -37,52 +37,51 @@ class EventSettings:
 
     kv_events_listen: str = setting(
         "",
-        "Address for KV events in vLLM's format over ZeroMQ, which contain the token ids of prompts: host:port. Empty: "
-        "none.",
+        "Address to publish KV events at, in vLLM's format over ZeroMQ: host:port. They contain the token ids of "
+        "prompts. Empty: none.",
         form=check_http_listen_address,
     )
     kv_events_replay_listen: str = setting(
         "",
-        "Address at which subscribers of KV events ask for batches that they missed and for snapshots: host:port. "
-        "Empty: none.",
+        "Address where subscribers of KV events request missed batches and snapshots: host:port. Empty: none.",
         form=check_http_listen_address,
         requires=_OF_EVENTS,
     )
     kv_events_form: str = setting(
         "map",
-        "Form of a KV event: map, as in vLLM since 0.24; array, as before, for routers that read no other.",
+        "Form of a KV event. map: as in vLLM since 0.24; array: as in older ones, for routers that read only that.",
         choices=("map", "array"),
     )
     kv_events_numbers: str = setting(
         START,
-        "First sequence number of KV events: start, the time of the process's start, so that numbers never go back; "
-        "zero, as in vLLM, for llm-d's replaySocketPort and vllm-router, which take only consecutive numbers.",
+        "First sequence number of KV events. start: the time of the process's start, so that numbers never go back; "
+        "zero: as in vLLM, for llm-d's replaySocketPort and vllm-router, which take only consecutive numbers.",
         choices=(START, ZERO),
         requires=(Requires("smg", among=(False,), because="smg continues behind numbers of an earlier process"),),
     )
     kv_events_topic: str = setting("", "Topic of KV events. llm-d expects kv@POD@MODEL, kthena kv-events.")
     kv_events_history: int = setting(
         10_000,
-        "Batches of KV events that are kept for replay, with 131,072 blocks at most. Who needs an earlier one gets a "
-        "snapshot.",
+        "Batches of KV events that are kept for replay, with 131,072 blocks at most. A subscriber that missed an "
+        "earlier one gets a snapshot.",
         least=64,
         most=1 << 20,
     )
     kv_events_queue: int = setting(
         2_000,
-        "Batches that wait for a slow subscriber of KV events, of some 32 KiB at most; later ones are dropped for it.",
+        "Maximum batches of KV events, of about 32 KiB at most, that wait for a slow subscriber; it misses later ones.",
         least=1,
         most=1 << 20,
     )
     kv_events_salts: str = setting(
         PUBLISHED,
-        "Blocks of prompts with a salt, such as those of tenants: published, with a digest of the salt, or omitted.",
+        "Blocks of prompts with a salt, such as those of tenants. published: with a digest of the salt; omitted.",
         choices=(PUBLISHED, OMITTED),
     )
     kv_events_curve_key: str = setting(
         "",
-        "File of the CURVE secret key with which the sockets of KV events encrypt, made by `quire key curve`. Empty: "
-        "no encryption.",
+        "File of the CURVE secret key that encrypts the sockets of KV events; `quire key curve` makes one. Empty: no "
+        "encryption.",
         requires=_OF_EVENTS,
     )
     kv_events_curve_clients: str = setting(

@@ -1,8 +1,8 @@
-"""The end of guided JSON, and the bounds that no schema sets: blanks, and the length of numbers.
+"""The end of guided JSON, and the bounds that no schema sets: whitespace, and the length of numbers.
 
-Grammars of JSON schemas allow any number of blanks and digits, and a model that repeats itself would use them until
-max_tokens. The grammar bounds blanks. Digits are bounded here, because no schema can: at the limit, tokens with more
-digits are masked, unless no other token can follow. So an output never gets stuck.
+Grammars of JSON schemas allow any amount of whitespace and digits, and a model that repeats itself would use them until
+max_tokens. The grammar bounds whitespace. Digits are bounded here, because no schema can: at the limit, tokens with
+more digits are masked, unless no other token can follow. So an output never gets stuck.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _DIGITS = frozenset(b"0123456789")
 
 @dataclass(frozen=True)
 class JsonBounds:
-    """Maximum number of blanks between two tokens of JSON, and of digits in each part of a number."""
+    """Maximum number of whitespace characters between two tokens of JSON, and of digits in each part of a number."""
 
     blanks: int = 1
     integer_digits: int = 20
@@ -24,7 +24,7 @@ class JsonBounds:
 
     @property
     def whitespace(self) -> str:
-        """The pattern of blanks: one space for 1, any whitespace for more, nothing for 0."""
+        """The pattern of whitespace: one space for 1, any whitespace for more, nothing for 0."""
         return {0: "[^\\s\\S]", 1: " "}.get(self.blanks, rf"[ \n\r\t]{{1,{self.blanks}}}")
 
 

@@ -135,9 +135,9 @@ def keep(
         if any(withheld := _withheld(report)):
             log.warning("%d device blocks and %d host blocks stay withheld", *withheld)
         if broken:
-            log.error("broken seals, whose blocks are computed again: %d", broken)
+            log.error("broken seals: %d; their blocks will be computed again", broken)
         if rows and rows.unknown:
-            log.info("no KV event tells of %d kept blocks, whose tokens are unknown", rows.unknown)
+            log.info("%d kept blocks are not announced in KV events, because their tokens are unknown", rows.unknown)
     return Keeping(file, memory, report, seals, different or "", 0 if different else broken, rows)
 
 

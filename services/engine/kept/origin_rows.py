@@ -63,7 +63,7 @@ class OriginRows:
     def record(
         self, changes: SealChanges, kinds: Sequence[PoolState], origin_of: Callable[[bytes], OriginFields | None]
     ) -> None:
-        """Write the rows of blocks that got a key by the last Step.
+        """Write the rows of blocks that got a key by the last block step.
 
         `changes` are those of its seals, `kinds` is the state after it, and `origin_of` returns what a key is the hash
         of: blocks for which it returns None get no row.

@@ -1,7 +1,7 @@
-"""What a Step that the replica has applied changes in the seals of kept memory.
+"""What a block step that the replica has applied changes in the seals of kept memory.
 
-Seals follow from the replica's state after the Step, not from the order of its verbs: a block that one verb released
-and another granted is open, whatever came in between.
+Seals follow from the replica's state after the block step, not from the order of its verbs: a block that one verb
+released and another granted is open, whatever came in between.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ from kvmanager.effects import RawEffect
 
 
 class BeforeStep(NamedTuple):
-    """What is lost when a Step is applied.
+    """What is lost when a block step is applied.
 
     `resets` and `first_index` are those of committing sequences, `keyed` are their blocks that had a key. `tables` are
     those that swaps replace. `swapped` are the freed sequences that were swapped out. `condemned` are the device blocks
-    and the host blocks that the Step condemns.
+    and the host blocks that the block step condemns.
     """
 
     resets: dict[int, int]
@@ -31,7 +31,7 @@ class BeforeStep(NamedTuple):
 
     @classmethod
     def of(cls, state: PoolState, step: Step, kind: int) -> "BeforeStep":
-        """Read the state of a kind of blocks before a Step."""
+        """Read the state of a kind of blocks before a block step."""
         sequences = state.sequences
         commits = [item for item in step.commits if item.sequence in sequences]
         swapped = (one for group in (*step.swap_outs, *step.swap_ins) for one in state.groups.get(group, ()))
@@ -50,7 +50,7 @@ class BeforeStep(NamedTuple):
 
 
 def seal_changes(state: PoolState, before: BeforeStep, applied: AppliedStep) -> SealChanges:
-    """Return what an applied Step changes in a kind of blocks."""
+    """Return what an applied block step changes in a kind of blocks."""
     result = applied.result
     device = _TierTouches(state.device, [copy.destination for copy in (*result.copies, *result.host_to_device)])
     host = _TierTouches(state.host, [copy.destination for copy in result.device_to_host])
@@ -74,7 +74,7 @@ def _condemned(step: Step, kind: int, *, host: bool) -> list[int]:
 
 
 class _TierTouches:
-    """The blocks of a tier that a Step touches, in groups in the order of its verbs."""
+    """The blocks of a tier that a block step touches, in groups in the order of its verbs."""
 
     def __init__(self, tier: Tier, destinations: list[int]) -> None:
         self._tier = tier
@@ -107,8 +107,8 @@ class _TierTouches:
 def _sealings(before: BeforeStep, applied: AppliedStep) -> dict[int, tuple[bytes, Sealing]]:
     """Return key and sealing of each block that a commit has given its key.
 
-    Commits are the first verbs of a Step, so of a block's keys theirs is the first: later ones belong to what the same
-    Step has moved into the block. A block that had a key has got none by a commit.
+    Commits are the first verbs of a block step, so of a block's keys theirs is the first: later ones belong to what the
+    same block step has moved into the block. A block that had a key has got none by a commit.
     """
     keys: dict[int, bytes] = {}
     for block, key in zip(applied.sealed_blocks, applied.sealed_keys, strict=True):

@@ -29,7 +29,7 @@ def add_smg(server: grpc.aio.Server, settings: EngineSettings, readiness: Readin
         raise InvalidSetting(f"smg requires the package {_PACKAGE}: pip install 'quire[routers]'") from missing
     servicer = SmgServicer(settings, readiness)
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
-    log.info("serves smg at the engine's address: generation, and KV events with the token ids of prompts")
+    log.info("smg is served at the engine's address: generation, and KV events with the token ids of prompts")
     if settings.listen.startswith("unix:"):
-        log.warning("smg calls no Unix sockets, such as those of `quire serve`: start `quire engine` for it")
+        log.warning("smg cannot call Unix sockets, which `quire serve` uses: start `quire engine` for it")
     return servicer

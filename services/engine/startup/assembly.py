@@ -93,7 +93,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
-    log.info("the weights are loaded; making the decoder", extra={"stage": "decoder"})
+    log.info("the weights are loaded; building the decoder", extra={"stage": "decoder"})
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 

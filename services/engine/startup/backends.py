@@ -248,7 +248,7 @@ def _row_unit(loaded: LoadedModel) -> int:
         return 1
     if unit := row_unit(loaded.model):
         return unit
-    log.warning("answers may depend on the batch: this CPU's products of a token depend on how many it multiplies")
+    log.warning("answers may depend on the batch: on this CPU a token's products depend on how many tokens a step has")
     return 1
 
 

@@ -123,7 +123,7 @@ def _warn_of_text(backend: tokenizers.Tokenizer, ends: frozenset[int]) -> None:
     added = backend.get_added_tokens_decoder()
     if text := sorted(token for token in ends if token not in added and backend.id_to_token(token) is not None):
         shown = ", ".join(f"{token} ({backend.id_to_token(token)!r})" for token in text)
-        log.warning("the end tokens %s are text: answers end there, and guided ones that need it fail", shown)
+        log.warning("the end tokens %s are also text: answers end at it, and guided answers that need it fail", shown)
 
 
 def _backend(folder: Path) -> tokenizers.Tokenizer:

@@ -108,7 +108,7 @@ class Dispatcher:
         self._observer.on_routed(model.name, choice.engine_id, choice.reason.value, expected)
         if submission.isolated:
             fields = {"request_id": submission.request_id, "model": model.name, "engine": choice.engine_id}
-            log.warning("engines were lost with the request, the next one runs it isolated", extra=fields)
+            log.warning("two engines were lost with the request: the next one runs it isolated", extra=fields)
             self._observer.on_isolated(model.name, choice.engine_id)
         description = link.description()
         own_keys = keys.get(description.block_size, ())
@@ -128,7 +128,7 @@ class Dispatcher:
     def on_given_up(self, model: str, request_id: str, engine_ids: Sequence[str]) -> None:
         """Report that engines were lost with a request one after the other, and that it is not retried."""
         fields = {"request_id": request_id, "model": model, "engine": engine_ids[-1], "engines": list(engine_ids)}
-        log.error("request given up: engines were lost with it, the last one while it ran isolated", extra=fields)
+        log.error("request given up: it took down several engines, the last one while it ran isolated", extra=fields)
         self._observer.on_given_up(model)
 
     async def _look_up(self, model: ServedModel, submission: engine_pb2.Submission) -> dict[str, int] | None:

@@ -250,6 +250,6 @@ class Fleet:
 
 
 def _log_dialect(model: str, dialect: Dialect) -> None:
-    calls = dialect.calls.name if dialect.calls else "none that is known, so that they stay text"
+    calls = dialect.calls.name if dialect.calls else "of no known form, so they stay text"
     thoughts = dialect.thought.name if dialect.thought else "none"
-    log.info("model %s has calls of tools: %s; thoughts: %s", model, calls, thoughts)
+    log.info("model %s: tool calls: %s; thinking: %s", model, calls, thoughts)

@@ -60,7 +60,7 @@ _OF_ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "isolated": (
         "quire_isolated_attempts",
-        "Requests sent to the engine to run with no other in their batch, after two engines were lost with them.",
+        "Requests sent to an engine to run alone in its batch, because two engines were lost while they computed them.",
         _LABELS,
     ),
 }
@@ -68,7 +68,7 @@ _OF_ENGINES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "given_up": (
         "quire_requests_given_up",
-        "Requests that failed because engines were lost with them, the last one while they ran isolated.",
+        "Requests that failed because they took down several engines, the last one while they ran isolated.",
         ("model_name",),
     ),
     "rejected": (
@@ -93,8 +93,8 @@ _OF_MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "parse_failures": (
         "quire_tool_call_parse_failures",
-        "What answers over HTTP have instead of calls, by kind: no-call (the mark of a call, and none behind it),"
-        " arguments (begun, and no JSON object), cut (by the end of the answer).",
+        "HTTP answers with a broken tool call, by kind: no-call (a mark, but no call behind it), arguments (they are no"
+        " JSON object), cut (the answer ended within the call).",
         ("model_name", "dialect", "kind"),
     ),
     "slow_clients": (

@@ -51,7 +51,7 @@ class GenerationConfig(FileSchema):
     do_sample: bool | None = said("whether tokens are drawn, not the likeliest taken")
     temperature: Annotated[float, Field(ge=0)] | None = said("the divisor of logits")
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = said("how many tokens are drawn from; 0 and -1: all")
-    top_p: PositiveShare | None = said("the probability of the tokens that are drawn from")
+    top_p: PositiveShare | None = said("the total probability of the tokens to sample from")
     min_p: Share | None = said("the probability of a drawn token relative to the likeliest")
     repetition_penalty: Annotated[float, Field(gt=0)] | None = said("the divisor of logits of earlier tokens")
     max_new_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = said("tokens of an answer")

@@ -1,4 +1,4 @@
-"""Records of operations: the Steps of the KV manager's core as entries of a file, and their replay."""
+"""Records of operations: the block steps of the KV manager's core as entries of a file, and their replay."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ _SENSITIVE = "contains token ids"
 
 
 class OperationsRecord:
-    """Makes the entries of one session's record: `begin`, then `applied` for each Step in order."""
+    """Makes the entries of one session's record: `begin`, then `applied` for each block step in order."""
 
     def __init__(self, spec: PoolSpec) -> None:
         """Start the record of a pool."""
@@ -46,7 +46,7 @@ class OperationsRecord:
             yield pb.RecordEntry(snapshot=page, checksum=self._checksum.digest if page.last else b"")
 
     def applied(self, step: Step, applied: AppliedStep) -> Iterator[pb.RecordEntry]:
-        """Yield the entry of an applied Step."""
+        """Yield the entry of an applied block step."""
         recorded = pb.RecordedStep(
             withheld_blocks=applied.result.withheld_blocks,
             host_withheld_blocks=applied.result.host_withheld_blocks,

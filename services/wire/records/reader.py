@@ -9,7 +9,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from quire.v1 import records_pb2 as pb
 from services.wire.records.digest import RunningDigest
 
-# Larger than any entry: a Step on its stream has at most 8 MiB.
+# Larger than any entry: a block step on its stream has at most 8 MiB.
 MAX_ENTRY_BYTES = 1 << 26
 _MAX_LENGTH_BYTES = 5
 # Of both formats. Entries of version 2 have no digests.

@@ -240,11 +240,11 @@ class TestFiles:
             ),
             (
                 lambda all_: all_.update({"model.norm.weight": all_["model.norm.weight"].to(torch.int8)}),
-                "its tensor model.norm.weight has type I8, but its files declare no quantization of it",
+                "its tensor model.norm.weight has type I8, but its files do not say how it is quantized",
             ),
             (
                 lambda all_: all_.update({"model.norm.weight": all_["model.norm.weight"].to(torch.float8_e4m3fn)}),
-                "its tensor model.norm.weight has type F8_E4M3, but its files declare no quantization of it",
+                "its tensor model.norm.weight has type F8_E4M3, but its files do not say how it is quantized",
             ),
         ],
     )

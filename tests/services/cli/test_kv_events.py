@@ -192,10 +192,10 @@ def test_an_engine_of_quire_serve_publishes(tiny_model: Callable[[str], Path]) -
     events = ("--kv-events-listen", "127.0.0.1:0", "--kv-events-replay-listen", "127.0.0.1:0")
     quire = start_quire("--model", model, "--device-blocks", "64", *events, "--heartbeat-seconds", "0.2")
     try:
-        line = quire.output.wait_for("publishes KV events at ")
-        said, protection = line.split("publishes KV events at ")[1].split("; ")
-        assert protection == "they have the token ids of prompts, in plain text, for whoever connects"
-        address, replay = said.split(", replays them at ")
+        line = quire.output.wait_for("KV events are published at ")
+        said, protection = line.split("KV events are published at ")[1].split("; ")
+        assert protection == "they contain the token ids of prompts, in plain text, for whoever connects"
+        address, replay = said.split(" and replayed at ")
         done = run(address, REPLAY, replay, "--once")
         assert done.exit_code == 0, done.output
         assert done.output.startswith("tiny-llama at ")

@@ -213,7 +213,7 @@ def test_an_end_token_that_is_text_is_warned_of(folder: Path, caplog: pytest.Log
     text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).id_to_token(9)
     with caplog.at_level(logging.WARNING, "quire.engine"):
         assert end_tokens("auto", folder, frozenset(), VOCABULARY) == {0, 9}
-    sentence = f"the end tokens 9 ({text!r}) are text: answers end there, and guided ones that need it fail"
+    sentence = f"the end tokens 9 ({text!r}) are also text: answers end at it, and guided answers that need it fail"
     assert caplog.messages == [sentence]
 
 

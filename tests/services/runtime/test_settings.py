@@ -147,7 +147,7 @@ def test_a_share_of_a_gpu_is_refused_where_a_cpu_was_found() -> None:
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ({"tensor_parallel": 2}, "tensor_parallel must be at most 1 GIVEN, not 2: ranks verify no proposals"),
+        ({"tensor_parallel": 2}, "tensor_parallel must be at most 1 GIVEN, not 2: ranks verify no draft tokens"),
         ({"device": "cuda"}, "device must not be cuda GIVEN: steps of a GPU run ahead of their tokens"),
         (
             {"attention_backend": "triton"},

@@ -194,7 +194,7 @@ class _Reader:
             if place.offset != expected:
                 raise ModelUnsupported(
                     f"tensor {place.name} begins at byte {place.offset} of the data instead of {expected}: its offset "
-                    "is wrong, or the type or shape of the one before"
+                    "is wrong, or the type or shape of the tensor before it"
                 )
             if begin + place.offset + place.size > len(self._content):
                 raise ModelUnsupported(f"it is truncated: tensor {place.name} ends behind the file's end")

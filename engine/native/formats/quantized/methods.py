@@ -89,7 +89,7 @@ def matrices_of(scheme: Scheme | None, stored: Mapping[str, TypedTensor]) -> Mat
         if _is_codes(kind, len(stored[name].get_shape())) and scheme:
             raise ModelUnsupported(f"its tensor {name} has type {kind}, but no scales of it are known")
         if name.rpartition(".")[2] == "weight" and kind not in _FLOATS:
-            raise ModelUnsupported(f"its tensor {name} has type {kind}, but its files declare no quantization of it")
+            raise ModelUnsupported(f"its tensor {name} has type {kind}, but its files do not say how it is quantized")
     return found
 
 

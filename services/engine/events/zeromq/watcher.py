@@ -68,7 +68,7 @@ class Watcher:
         if admission:
             admission.stop()
         if not self._task.cancelled() and (error := self._task.exception()):
-            log.error("KV events: connections are not watched any more", exc_info=error)
+            log.error("KV events: connections are no longer watched", exc_info=error)
 
     def _admission(self) -> zmq.auth.asyncio.AsyncioAuthenticator | None:
         """Start to answer about the keys of connections (ZAP, ZeroMQ's RFC 27), if there are any."""
@@ -124,4 +124,4 @@ class Watcher:
         if refused > before[0]:
             log.warning("refused %d connections to KV events: wrong key or protocol, or too many", refused - before[0])
         if ended > before[1]:
-            log.warning("ended %d connections to KV events, which sent more than subscribers do", ended - before[1])
+            log.warning("closed %d connections to KV events that sent more than a subscriber does", ended - before[1])

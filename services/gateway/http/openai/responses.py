@@ -253,7 +253,7 @@ class WorkerLoad(BaseModel):
     num_reqs: int = Field(description="Requests that run or wait at the engine, of all gateways.")
     num_waiting_reqs: int = Field(description="Those of them that have no blocks yet.")
     num_tokens: int = Field(
-        description="Tokens that fit in the blocks of requests, and prompt tokens still to be computed."
+        description="Tokens that fit into the blocks of all requests, plus prompt tokens that are not computed yet."
     )
 
 

@@ -67,7 +67,7 @@ class SandboxPool:
         self.texts: dict[int, SequenceText] = {}
         self.say = log.say
         self._steps, self._ids, self._tokens = count(1), count(1), count(1)
-        self._temporary = count(_FIRST_TEMPORARY)  # sequences that are freed in the Step of their fork
+        self._temporary = count(_FIRST_TEMPORARY)  # sequences that are freed in the block step of their fork
 
     def new_tokens(self, count: int) -> list[int]:
         """Return `count` unused tokens."""

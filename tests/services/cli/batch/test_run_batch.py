@@ -136,7 +136,7 @@ def test_errors_are_answers_with_their_line_and_the_exit_status_says_so(
         (("--base-url", "127.0.0.1:8000"), "--base-url must be like http://host:port"),
         (("--window", "0"), "--window"),
         (("--base-url", "http://127.0.0.1:8000", "--block-size", "8"), "--block-size cannot be given with --base-url"),
-        (("--base-url", "http://127.0.0.1:8000", "--explain", "chat 1"), "--explain needs an engine of its own"),
+        (("--base-url", "http://127.0.0.1:8000", "--explain", "chat 1"), "--explain needs an engine in this process"),
     ],
 )
 def test_invalid_options_are_refused_before_a_file_is_made(

@@ -196,7 +196,7 @@ def test_turning_events_on_and_off_keeps_the_blocks_and_no_tokens(
     on = kept_with(model, path, **EVENTS)
     assert on.rows is not None
     assert (on.refused, on.report.device.keyed, on.rows.take_adopted(), on.stats().unknown) == ("", {1: key}, {}, 1)
-    assert "no KV event tells of 1 kept blocks, whose tokens are unknown" in caplog.text
+    assert "1 kept blocks are not announced in KV events, because their tokens are unknown" in caplog.text
     seal_with_row(on, 1, FIRST)
     on.end(keep=True)
     assert path.stat().st_size > of_an_earlier_version

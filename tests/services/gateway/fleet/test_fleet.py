@@ -211,4 +211,4 @@ def test_an_engine_with_another_tokenizer_gets_no_requests_until_it_has_the_same
 
     with caplog.at_level(logging.INFO, "quire.gateway"):
         fleet.runner.run(start_both())
-    assert "calls of tools" not in caplog.text  # logged once for a model, not at every attempt to connect
+    assert "tool calls" not in caplog.text  # logged once for a model, not at every attempt to connect

@@ -107,7 +107,7 @@ def _weights(name: str, group: Mapping[str, Any], form: str) -> Weights | None:
 
 def _check_bits(kind: str, bits: int, form: str) -> None:
     if kind == "int" and form == "pack-quantized" and bits not in _PACKED_BITS:
-        raise refused(f"{bits} bits in {form}", "of integers, 4 and 8 bits are; a GGUF file may have others")
+        raise refused(f"{bits} bits in {form}", "integers must have 4 or 8 bits; a GGUF file may have others")
     served = range(2, 9) if kind == "int" else (4, 8) if kind == "float" else ()
     if bits not in served:
         raise refused(f"{kind} of {bits} bits")

@@ -56,7 +56,7 @@ def _rules(extra: Any, default: Layout, bits: tuple[int, ...]) -> list[Rule]:
     if extra is None:
         return []
     if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
-        raise ModelUnsupported("its quantization has extra_config, which is no object of objects by module")
+        raise ModelUnsupported("its quantization has extra_config, which must map modules to objects")
     return [Rule(pattern, _layout(fields, default, bits)) for pattern, fields in extra.items() if fields]
 
 

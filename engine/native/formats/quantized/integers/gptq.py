@@ -56,7 +56,7 @@ def _rules(dynamic: Any, default: Layout) -> list[Rule]:
     if dynamic is None:
         return []
     if not isinstance(dynamic, dict) or not all(isinstance(one, dict | None) for one in dynamic.values()):
-        raise ModelUnsupported("its quantization has dynamic, which is no object of objects by pattern")
+        raise ModelUnsupported("its quantization has dynamic, which must map patterns to objects")
     return [
         Rule(
             pattern[2:] if pattern[:2] in ("-:", "+:") else pattern,

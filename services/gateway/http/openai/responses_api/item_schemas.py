@@ -29,7 +29,7 @@ _ITEM_TYPES = (
 _REASONS = {
     "item_reference": "responses are not stored, because gateways share no state; send the item itself, which clients"
     " do if `store` is false",
-    "compaction": "conversations are not compacted, and compacted ones of other servers are encrypted",
+    "compaction": "Quire compacts no conversations, and those that other servers compacted are encrypted",
 }
 
 
