@@ -19,7 +19,8 @@ from engine.triton_kernels.softmax_tiles import attend_tiles, share_of_keys
 from engine.triton_kernels.tuning import INTERPRETED, Tuning, padded
 from engine.triton_kernels.work_list import WorkList
 
-_COMBINED = 16  # partial results combined at once
+_COMBINED = 16  # items whose partial results are combined at once
+_COMBINED_ELEMENTS = 512  # of their results: of as many query heads as have them
 
 
 def decode(
@@ -73,10 +74,16 @@ def decode(
         KEYS=tuning.decode.keys,
         STAGES=tuning.decode.stages,
         COMBINED=_COMBINED,
+        TOGETHER=_heads_together(heads // layer.kv_heads, padded(layer.value_size)),
         INTERPRETED=INTERPRETED,
         num_warps=tuning.decode.warps,
     )
     return [attended]
+
+
+def _heads_together(group: int, value_dims: int) -> int:
+    """Return how many query heads of a group are combined at once, so that all their results are read at once."""
+    return min(triton.next_power_of_2(group), max(1, _COMBINED_ELEMENTS // value_dims))
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -114,6 +121,7 @@ def _decode(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     COMBINED: tl.constexpr,
+    TOGETHER: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     """Process every `programs`-th unit of work: an item for one KV head."""
@@ -174,11 +182,10 @@ def _decode(
             if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
                 tl.store(counter, 0)  # for the next layer
                 first_item = tl.load(pieces + sequence * 2)
-                for row in tl.range(0, GROUP):
+                for row in tl.range(0, GROUP, TOGETHER):
                     _combine(
-                        output, sinks, partial_output, partial_logarithms, token, first_item, count,
-                        kv_head * GROUP + row, HAS_SINKS, KV_HEADS * GROUP, VALUE_SIZE, VALUE_DIMS, COMBINED,
-                        INTERPRETED,
+                        output, sinks, partial_output, partial_logarithms, token, first_item, count, kv_head, row,
+                        HAS_SINKS, KV_HEADS, GROUP, VALUE_SIZE, VALUE_DIMS, COMBINED, TOGETHER, INTERPRETED,
                     )  # fmt: skip
 
 
@@ -191,33 +198,45 @@ def _combine(
     token,
     item,
     count,
-    head,
+    kv_head,
+    row,
     HAS_SINKS: tl.constexpr,
-    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
     COMBINED: tl.constexpr,
+    TOGETHER: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Combine the results of `count` items from `item` on, for one query head of one token."""
+    """Combine the results of `count` items from `item` on, for query heads of one token: TOGETHER ones from `row` on.
+
+    One thread has all of COMBINED items, for a few elements: their sum needs no exchange between threads.
+    """
+    rows = row + tl.arange(0, TOGETHER)
     dims = tl.arange(0, VALUE_DIMS)
-    sums = tl.zeros([VALUE_DIMS], tl.float32)
-    greatest = -1e30
-    weights = 0.0
+    heads = kv_head * GROUP + rows
+    sums = tl.zeros([TOGETHER, VALUE_DIMS], tl.float32)
+    greatest = tl.full([TOGETHER], -1e30, tl.float32)
+    weights = tl.zeros([TOGETHER], tl.float32)
     for start in tl.range(0, count, COMBINED):
         number = start + tl.arange(0, COMBINED)
-        slots = (item + number).to(tl.int64) * HEADS + head
-        logarithms = tl.load(partial_logarithms + slots, mask=number < count, other=float("-inf"))
-        there = (number < count)[:, None] & (dims < VALUE_SIZE)[None, :]
-        parts = tl.load(partial_output + slots[:, None] * VALUE_SIZE + dims[None, :], mask=there, other=0)
+        slots = (item + number).to(tl.int64)[:, None] * (KV_HEADS * GROUP) + heads[None, :]
+        there = (number < count)[:, None] & (rows < GROUP)[None, :]
+        logarithms = tl.load(partial_logarithms + slots, mask=there, other=float("-inf"))
+        places = slots[:, :, None] * VALUE_SIZE + dims[None, None, :]
+        parts = tl.load(partial_output + places, mask=there[:, :, None] & (dims < VALUE_SIZE)[None, None, :], other=0)
         grown = tl.maximum(greatest, tl.max(logarithms, 0))
-        shares = tl.exp2(logarithms - grown)
+        shares = tl.exp2(logarithms - grown[None, :])
         faded = tl.exp2(greatest - grown)
-        sums = sums * faded + tl.sum(parts * shares[:, None], 0)
+        sums = sums * faded[:, None] + tl.sum(parts * shares[:, :, None], 0)
         weights = weights * faded + tl.sum(shares, 0)
         greatest = grown
-    attended = sums / weights
+    weights = tl.where(rows < GROUP, weights, 1.0)
+    attended = sums / weights[:, None]
     if HAS_SINKS:
-        attended = attended * share_of_keys(greatest, weights, sinks, head, INTERPRETED)
-    places = output + (token * HEADS + head) * VALUE_SIZE + dims
-    tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=dims < VALUE_SIZE)
+        filled = kv_head * GROUP + tl.minimum(rows, GROUP - 1)
+        attended = attended * share_of_keys(greatest, weights, sinks, filled, INTERPRETED)[:, None]
+    places = output + (token * (KV_HEADS * GROUP) + heads[:, None]) * VALUE_SIZE + dims[None, :]
+    kept = (rows < GROUP)[:, None] & (dims < VALUE_SIZE)[None, :]
+    tl.store(places, rounded(attended, output.dtype.element_ty, INTERPRETED), mask=kept)

@@ -1,6 +1,7 @@
 """The calls of `make gpu-first`: budgets, merged results, the summary, cases, winners, and what the tools print."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from engine.triton_kernels import tuning
 from engine.triton_kernels.tuning import Tiling
 
 CPU = torch.device("cpu")
+# Rows whose predictions docs/performance.md repeats.
+IN_SHORT = re.compile(r"decode_.*bandwidth|_3_8b_b\d+_(?:milli|of)|b(?:1|32)_idle|sampler_t(?:emp|op_[kp]_m)")
 
 
 def result(commit: str, rows: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -120,6 +123,17 @@ def test_rows_of_tunings_have_the_prediction_and_the_target_of_the_row_that_they
     rows = [row("gpu", f"decode_of_the_read_bandwidth{suffix}", 0.5, "ratio") for suffix in ("_as_committed", "_tuned")]
     for line in summary(judged_by_base(rows), {}, predicted())[1:]:
         assert line.endswith("predicted 0.92 to 0.95  target 0.9: missed")
+
+
+def test_both_pages_have_what_is_predicted_for_the_rows() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    table = (docs / "benchmarking.md").read_text().partition("### Predicted")[2]
+    short = " ".join((docs / "performance.md").read_text().partition("## Predicted for a GPU")[2].split())
+    figures = {metric: value.removeprefix("below ").removesuffix(" %") for metric, value in predicted().items()}
+    in_short = {metric for metric in figures if IN_SHORT.search(metric)}
+    assert len(in_short) == 15
+    assert {metric: value for metric, value in figures.items() if value not in table} == {}
+    assert {metric: figures[metric] for metric in in_short if figures[metric] not in short} == {}
 
 
 def test_a_summary_names_the_file_that_is_kept() -> None:

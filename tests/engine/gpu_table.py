@@ -158,7 +158,7 @@ def rows_of(packages: Path | None, capabilities: Iterable[int], *words: str) -> 
 def older(folder: Path) -> Path:
     """Return a folder with the older Triton, which is installed there if it is empty."""
     if not (folder / "triton").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(folder)]
         subprocess.run([*command, f"triton=={OLDER}"], check=True)
     return folder
 

@@ -18,6 +18,7 @@ from tests.engine.paged_case import Case, Feed, naive_attention
 from tests.engine.triton_case import DEVICE, make_triton_backend
 
 pytest.importorskip("triton")
+from engine.gpu import triton_backend
 from engine.gpu.triton_backend import TritonBackend
 from engine.triton_kernels import prefill
 from engine.triton_kernels.tuning import Tiling, tuning_for
@@ -69,6 +70,18 @@ def test_few_new_tokens_behind_a_long_prefix_occupy_the_device() -> None:
 def test_71_query_heads_may_share_a_kv_head() -> None:
     feeds = [Feed(37, 1), Feed(20, 13)]
     assert Case(feeds, kv_heads=1, group=71, make=make_triton_backend()).run() < TOLERANCE
+
+
+@pytest.mark.parametrize(("group", "size"), [(1, 8), (3, 512), (71, 8)])
+def test_more_items_and_query_heads_are_combined_than_are_read_at_once(
+    group: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 44 items of 16 keys, 16 at once; of the query heads, as many as have 512 elements."""
+    usual = tuning_for(size, torch.float32, group, DEVICE)
+    tuned = replace(usual, decode=replace(usual.decode, keys=16), programs=88, waves=1, min_chunk=1)
+    monkeypatch.setattr(triton_backend, "tuning_for", lambda *_: tuned)
+    case = Case([Feed(700, 1), Feed(3, 1), Feed(270, 1)], kv_heads=1, group=group, head_size=size, sinks=True)
+    assert replace(case, make=make_triton_backend()).run() < TOLERANCE
 
 
 def test_results_are_bitwise_independent_of_block_ids() -> None:

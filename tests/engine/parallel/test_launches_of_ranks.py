@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from engine.attention.backend import AttentionBackend
 from engine.model.decoder import Decoder
+from engine.model.loading import load_model
 from engine.parallel import OneRank
 from engine.parallel.llama import ParallelLlama
 from engine.parallel.loading import ModelFolder
@@ -23,6 +24,10 @@ from tests.engine.triton_case import DEVICE, make_triton_backend
 from tests.engine_in_process import GREEDY
 
 pytest.importorskip("triton")
+
+from engine.gpu.graphs import RecordedDecoder
+from engine.gpu.llama import LlamaDecoder
+
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="launches are counted under the interpreter")
 
 CPU = torch.device("cpu")
@@ -143,3 +148,43 @@ def test_few_rows_are_gathered_and_many_are_reduced(tmp_path: Path, size: int, r
     found = decoder.summed(product)  # type: ignore[attr-defined]
     assert found.shape == ((2, rows, 64) if gathered else (rows, 64))
     assert (found == (1 if gathered else 2)).all()
+
+
+class Filling(TorchDispatchMode):
+    """Notes the operators that write a tensor of this shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.noted: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if not func.is_view and func.overloadpacket not in EMPTY and getattr(result, "shape", None) == self.shape:
+            self.noted.append(str(func.overloadpacket))
+        return result
+
+
+@pytest.mark.parametrize(("ranks", "written_by"), [(1, "aten.mm"), (2, "aten.cat")])
+def test_a_recorded_step_writes_its_logits_once_where_each_has_its_place(
+    tmp_path: Path, ranks: int, written_by: str
+) -> None:
+    family = FAMILIES["qwen3"]
+    write_checkpoint(family._replace(config=family.config | {"num_hidden_layers": 1}), tmp_path)
+    if ranks == 1:
+        loaded = load_model(tmp_path, torch.float32, CPU)
+        backend = make_triton_backend()(loaded.geometry, 16, 12, torch.float32)
+        decoder: Decoder = LlamaDecoder.of_model(loaded.model, backend, loaded.context_tokens)
+    else:
+        loaded, _, decoder = decoder_of(tmp_path, OfTwoAlike(), fused=True)
+    noted: list[str] = []
+
+    def record(run: Any) -> tuple[Any, Any]:
+        with Filling((3, loaded.vocabulary_size)) as filling:
+            result = run()
+        noted.extend(filling.noted)
+        return run, result
+
+    recorded = RecordedDecoder(decoder, record, 16, 6, [3], CPU)
+    recorded.prepare(lambda done, of: None)
+    assert noted == [written_by]

@@ -18,6 +18,15 @@ Tiny = Callable[[str], Path]
 MAX_TOKENS = 8
 BLOCK_SIZE = 4
 LARGE = 1000
+UNEVEN = {
+    "vocab_size": 391,
+    "intermediate_size": 76,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 72,
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+}
 
 
 @pytest.fixture
@@ -53,6 +62,22 @@ def test_two_ranks_with_few_launches_have_the_tokens_of_one(folder: Path, reques
     with other_ranks(folder, 2, Sizes(BLOCK_SIZE, 100, fused=True)) as others:
         assert type(others.mine.decoder).__name__ == "FusedParallelLlama"
         engine = ParallelEngine(folder, others, device_blocks=100, ahead=True)
+        run(engine, few)
+    check(engine, few)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the ranks would use one GPU")
+@pytest.mark.parametrize("fused", [True, False])
+def test_three_ranks_with_parts_of_unequal_length_have_the_tokens_of_one(
+    tmp_path: Path, requests: list[Request], *, fused: bool
+) -> None:
+    """Odd numbers of heads, and an MLP and a vocabulary that three do not divide: the last rank has less."""
+    pytest.importorskip("triton")
+    family = FAMILIES["qwen2"]
+    write_checkpoint(family._replace(config=family.config | UNEVEN), tmp_path)
+    few = requests[:3]
+    with other_ranks(tmp_path, 3, Sizes(BLOCK_SIZE, 100, fused=fused)) as others:
+        engine = ParallelEngine(tmp_path, others, device_blocks=100, ahead=True)
         run(engine, few)
     check(engine, few)
 

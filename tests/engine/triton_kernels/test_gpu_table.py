@@ -42,6 +42,19 @@ def test_the_page_names_every_kernel_for_every_capability() -> None:
         assert named == {(kernel, capability) for kernel in kernels for capability in PROCESSORS}
 
 
+def test_a_thread_takes_at_most_300_instructions_for_its_candidates_in_a_round_of_top_ps_search() -> None:
+    """A program of 256 threads reads 1,024 candidates at a time; the page counts the instructions of all threads."""
+    page = PAGE.read_text()
+    found = {
+        (version, capability): float(cells.rsplit(" | ", 1)[1]) * 1024 / 256
+        for version in ("3.7.1", "3.6.0")
+        for (kernel, capability), cells in cells_on(page, version).items()
+        if kernel == "choose FILTERS=True"
+    }
+    assert len(found) == 2 * len(PROCESSORS)
+    assert max(found.values()) <= 300
+
+
 def test_the_page_has_what_the_installed_compiler_makes_of_kernels_without_cache() -> None:
     make_triton_backend()
     version, rows = rows_of(None, [90], "few")

@@ -22,8 +22,10 @@ ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
-def test_layers_that_repeat_launches_launch_what_they_would_launch_anew() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+def check_repeated(packages: Path | None = None) -> None:
+    """Compare repeated launches with new ones; `packages` come before those that are installed."""
+    paths = os.pathsep.join(str(path) for path in (packages, ROOT) if path)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths}
     environment["TRITON_CACHE_DIR"] = str(default_cache().parent / "triton")
     command = [sys.executable, "-m", "tests.engine.repeated_launches"]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -33,6 +35,10 @@ def test_layers_that_repeat_launches_launch_what_they_would_launch_anew() -> Non
     found, anew, repeated = ended.stdout.splitlines()
     assert found == "same 4", "one of decoding and one of the prompt, in each of two layers"
     assert float(repeated) < float(anew) / 2
+
+
+def test_layers_that_repeat_launches_launch_what_they_would_launch_anew() -> None:
+    check_repeated()
 
 
 @pytest.mark.parametrize(
