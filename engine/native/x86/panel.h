@@ -40,15 +40,13 @@ using LeftOf = std::conditional_t<std::is_same_v<E, bf16>, operand, float>;
 template <typename E>
 constexpr int kInputs = std::is_same_v<E, bf16> ? 2 : 1;
 
-// Left operands: rows that are `stride` apart. `jump` is the distance from the end of each 32 inputs to the next ones; 0:
-// contiguous rows.
+// Left operands: contiguous rows that are `stride` apart.
 template <typename A>
 struct Strided {
   const A* data;
   size_t stride;
-  size_t jump = 0;
 
-  Strided below(int rows) const { return {data + rows * stride, stride, jump}; }
+  Strided below(int rows) const { return {data + rows * stride, stride}; }
 };
 
 // Left operands whose distances are constants: [inputs / 32][16 rows][32].
@@ -60,12 +58,27 @@ struct Tiled {
   const A* at(int row, int input) const { return data + row * 32 + input; }
 };
 
-// The left operand of 16 rows of a product. With AVX512, whose panels have few loads for each product, fixed distances are no
-// faster, and panels of 4 rows are slower.
+// Left operands of any rows from `first` on of tiles, [rows / 16][inputs / 32][16 rows][32]; `apart` is the distance from
+// one 16 rows to the next.
+template <typename A>
+struct TileRows {
+  const A* data;
+  size_t apart;
+  int first = 0;
+
+  TileRows below(int rows) const { return {data, apart, first + rows}; }
+  const A* row(int number) const { return data + (first + number) / 16 * apart + (first + number) % 16 * 32; }
+};
+
+// The left operand of the rows of a product from `row` on, whose tiles begin at `data`, and how many rows are multiplied
+// before their sums are passed on. With AVX512 panels span tiles, because all but the last few then have most rows: 16 rows
+// are panels of 6, 5 and 5. With AVX2, where loads bound the panels, distances are constants.
 #if defined(__AVX512F__)
-inline Strided<operand> left_tile(const operand* data) { return {data, 32, 480}; }
+constexpr int kTall = 8 * kPanelRows;
+inline TileRows<operand> left_rows(const operand* data, size_t apart, int row) { return {data, apart, row}; }
 #else
-inline Tiled<operand> left_tile(const operand* data) { return {data}; }
+constexpr int kTall = 16;
+inline Tiled<operand> left_rows(const operand* data, size_t apart, int row) { return {data + row / 16 * apart}; }
 #endif
 
 // A panel's place in strided rows: at(row, input) is one of the next 16 inputs. With AVX512 the rows are found from the first.
@@ -75,27 +88,45 @@ template <typename A, int rows>
 struct StridedPlace {
 #if defined(__AVX512F__)
   const A* first;
-  const Strided<A>& of;
+  size_t stride;
 
-  explicit StridedPlace(const Strided<A>& a) : first(a.data), of(a) {}
-  const A* at(int row, int input) const { return first + row * of.stride + input; }
-  void next(int k) { first += kColumns + (k % 32 ? of.jump : 0); }
+  explicit StridedPlace(const Strided<A>& a) : first(a.data), stride(a.stride) {}
+  const A* at(int row, int input) const { return first + row * stride + input; }
+  void next(int) { first += kColumns; }
 #else
   const A* of_row[rows];
-  size_t jump;
 
-  explicit StridedPlace(const Strided<A>& a) : jump(a.jump) {
+  explicit StridedPlace(const Strided<A>& a) {
     for (int row = 0; row < rows; ++row) of_row[row] = a.data + row * a.stride;
   }
   const A* at(int row, int input) const { return of_row[row] + input; }
-  void next(int k) {
+  void next(int) {
     for (int row = 0; row < rows; ++row) {
-      of_row[row] += kColumns + (k % 32 ? jump : 0);
+      of_row[row] += kColumns;
       asm("" : "+r"(of_row[row]));  // hides that all rows move alike
     }
   }
 #endif
 };
+
+// The same in rows of tiles: each has a pointer, since they may be in two of them.
+template <typename A, int rows>
+struct TilePlace {
+  const A* of_row[rows];
+
+  explicit TilePlace(const TileRows<A>& a) {
+    for (int row = 0; row < rows; ++row) of_row[row] = a.row(row);
+  }
+  const A* at(int row, int input) const { return of_row[row] + input; }
+  void next(int k) {
+    for (int row = 0; row < rows; ++row) of_row[row] += kColumns + (k % 32 ? 16 * 32 - 32 : 0);
+  }
+};
+
+template <int rows, typename A>
+StridedPlace<A, rows> place_in(const Strided<A>& a) { return StridedPlace<A, rows>(a); }
+template <int rows, typename A>
+TilePlace<A, rows> place_in(const TileRows<A>& a) { return TilePlace<A, rows>(a); }
 
 // Cache lines of 256 elements, of which a panel prefetches those from `first` to `last`: all panels of the same columns
 // together prefetch each once, in even shares. Bursts of prefetches would leave the memory idle between them.
@@ -228,7 +259,7 @@ void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, 
       add_products<E, rows, blocks>(sums, Left{place.at(0, kColumns)}, b, k + kColumns);
     }
   } else {
-    StridedPlace<LeftOf<E>, rows> place(a);
+    auto place = place_in<rows>(a);
     for (int k = 0; k < inputs; k += kColumns) {
       add_products<E, rows, blocks>(sums, place, b, k);
       place.next(k);
