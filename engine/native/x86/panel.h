@@ -81,23 +81,17 @@ constexpr int kTall = 16;
 inline Tiled<operand> left_rows(const operand* data, size_t apart, int row) { return {data + row / 16 * apart}; }
 #endif
 
-// A panel's place in strided rows: at(row, input) is one of the next 16 inputs. With AVX512 the rows are found from the first.
-// With AVX2 each row has a pointer: the compiler would keep multiples of the stride in memory, and load one for each product,
-// which takes longer than the product.
+// A panel's place in strided rows: at(row, input) is one of the next 16 inputs. Each row has a pointer: the compiler would keep
+// multiples of the stride in memory, and load one for each product.
 template <typename A, int rows>
 struct StridedPlace {
-#if defined(__AVX512F__)
-  const A* first;
-  size_t stride;
-
-  explicit StridedPlace(const Strided<A>& a) : first(a.data), stride(a.stride) {}
-  const A* at(int row, int input) const { return first + row * stride + input; }
-  void next(int) { first += kColumns; }
-#else
   const A* of_row[rows];
 
   explicit StridedPlace(const Strided<A>& a) {
-    for (int row = 0; row < rows; ++row) of_row[row] = a.data + row * a.stride;
+    for (int row = 0; row < rows; ++row) {
+      of_row[row] = a.data + row * a.stride;
+      asm("" : "+r"(of_row[row]));  // not as vectors, which would go through memory
+    }
   }
   const A* at(int row, int input) const { return of_row[row] + input; }
   void next(int) {
@@ -106,7 +100,6 @@ struct StridedPlace {
       asm("" : "+r"(of_row[row]));  // hides that all rows move alike
     }
   }
-#endif
 };
 
 // The same in rows of tiles: each has a pointer, since they may be in two of them.
@@ -145,7 +138,7 @@ struct AheadLines {
   }
 };
 
-// Right operands. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
+// Right operands, whose products are added to sums in memory if `kAdds`. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
 // from one step of inputs to the next. Unless it is null, `ahead` is prefetched meanwhile: then loads from memory overlap
 // with products, which the CPU's own prefetching of a few KiB does not achieve.
 template <typename E>
@@ -154,6 +147,7 @@ struct PackedColumns {
   size_t block_stride;
   const E* ahead;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = false;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
     const size_t place = block * block_stride + static_cast<size_t>(k) * kColumns;
@@ -168,6 +162,7 @@ struct KeyColumns {
   const E* const* groups;
   const E* const* ahead;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = false;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
     if (ahead) lines.prefetch(ahead[block], k / kColumns);
@@ -183,6 +178,7 @@ struct ValueColumns {
   int first;
   size_t size;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = true;
   size_t step() const { return kInputs<E> * size; }
   const E* at(int block, int k) const {
     if (ahead) lines.prefetch(ahead[k / kColumns], first / kColumns + block);
@@ -209,6 +205,7 @@ inline Vector columns_of(const bf16* step, int input, int vector) {
 template <typename E, int rows, int blocks, typename Left, typename Right>
 [[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const Left& a, const Right& b, int k) {
   const E* columns[blocks];
+#pragma GCC unroll 4
   for (int block = 0; block < blocks; ++block) columns[block] = b.at(block, k);
 #pragma GCC unroll 16
   for (int input = 0; input < kColumns; input += kInputs<E>) {
@@ -245,12 +242,15 @@ template <typename E, int rows, int blocks, typename Left, typename Right>
   }
 }
 
-// Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums, or adds them. `inputs` is a multiple of 16.
+// Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums. `inputs` is a multiple of 16.
 template <typename E, int rows, int blocks, typename Left, typename Right>
-void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, bool add) {
+void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride) {
   Vector sums[rows][blocks * kVectors];
+  // Loops over the sums are unrolled early: otherwise their first values go through memory.
+#pragma GCC unroll 8
   for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = add ? load(to + row * stride + i * kLanes) : zeros();
+#pragma GCC unroll 8
+    for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = Right::kAdds ? load(to + row * stride + i * kLanes) : zeros();
   }
   if constexpr (std::is_same_v<Left, Tiled<LeftOf<E>>>) {
     Left place = a;
@@ -265,14 +265,16 @@ void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, 
       place.next(k);
     }
   }
+#pragma GCC unroll 8
   for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 8
     for (int i = 0; i < blocks * kVectors; ++i) store(to + row * stride + i * kLanes, sums[row][i]);
   }
 }
 
 // The same for any number of rows, in panels of similar heights.
 template <typename E, int blocks, typename Left, typename Right>
-void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
+void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride) {
   const int all = (rows + kPanelRows - 1) / kPanelRows;
   const auto lines = b.lines;
   for (int count = all; count > 0; --count) {
@@ -280,7 +282,7 @@ void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, boo
     b.lines = lines.share(all - count, all);
     const auto multiply = [&](auto height) {
       // Other combinations do not occur, and compiling them would take half of the time.
-      if constexpr (kLanes == 16 || blocks * kColumns <= columns_at_once(height)) panel<E, height, blocks>(a, b, inputs, to, stride, add);
+      if constexpr (kLanes == 16 || blocks * kColumns <= columns_at_once(height)) panel<E, height, blocks>(a, b, inputs, to, stride);
     };
     switch (height) {
       case 1: multiply(std::integral_constant<int, 1>{}); break;
@@ -298,13 +300,12 @@ void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, boo
 
 // The same for 16 to columns_at_once(rows) columns, a multiple of 16.
 template <typename E, typename Left, typename Right>
-void any_panels(const Left& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
-                bool add) {
+void any_panels(const Left& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride) {
   switch (columns / kColumns) {
-    case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);
-    case 2: return panels<E, 2>(a, b, rows, inputs, to, stride, add);
-    case 3: return panels<E, 3>(a, b, rows, inputs, to, stride, add);
-    default: return panels<E, 4>(a, b, rows, inputs, to, stride, add);
+    case 1: return panels<E, 1>(a, b, rows, inputs, to, stride);
+    case 2: return panels<E, 2>(a, b, rows, inputs, to, stride);
+    case 3: return panels<E, 3>(a, b, rows, inputs, to, stride);
+    default: return panels<E, 4>(a, b, rows, inputs, to, stride);
   }
 }
 

@@ -287,7 +287,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
         const bf16* weights = w.weights + static_cast<size_t>(column + from) * w.inputs;
         const bf16* ahead = !early ? nullptr : w.weights + static_cast<size_t>(next + from) * w.inputs;
         const PackedColumns<bf16> right{weights, apart, ahead, AheadLines<bf16>{}.share(tile, tiles)};
-        any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide, false);
+        any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide);
       }
       for (int i = 0; i < rows; ++i) {
         for (int from = 0; from < columns; from += kPiece) {
