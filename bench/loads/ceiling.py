@@ -92,6 +92,10 @@ class ModelCosts(NamedTuple):
     """Bytes of K and V of one token."""
     pair: int
     """Operations of attention for one query and one key, over all heads and layers."""
+    last: int = 0
+    """Operations of the last layer's matrices for each row that has logits: others have only K and V there."""
+    last_pair: int = 0
+    """The same of attention, for one query of such a row and one key."""
     packed: PackedBytes | None = None
     """None in bfloat16."""
 
@@ -99,12 +103,14 @@ class ModelCosts(NamedTuple):
     def of(cls, shape: LlamaShape | ModelSizes) -> "ModelCosts":
         """Return the costs of a model of this shape."""
         queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        elements = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
+        beside = shape.hidden * (2 * queries + 3 * shape.intermediate)  # beside K and V
         return cls(
-            layers=_BYTES * shape.layers * elements,
+            layers=_BYTES * shape.layers * (beside + shape.hidden * 2 * keys),
             head=_BYTES * shape.vocabulary * shape.hidden,
             key=_BYTES * shape.layers * 2 * keys,
             pair=2 * shape.layers * 2 * queries,
+            last=_BYTES * beside,
+            last_pair=2 * 2 * queries,
         )
 
     @property
@@ -128,18 +134,20 @@ class ModelCosts(NamedTuple):
         )
 
     def _prompts(self, lengths: Sequence[int], token_budget: int, limits: MachineLimits) -> float:
-        steps, pairs = ceil(sum(lengths) / token_budget), sum(length * (length + 1) // 2 for length in lengths)
-        products = sum(lengths) * self.layers + len(lengths) * self.head
-        return self._seconds(steps * self._read.layers + self._read.head, products, pairs, limits)
+        rows, pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+        read = ceil(rows / token_budget) * self._read.layers + self._read.head
+        products = rows * self.layers + len(lengths) * self.head - (rows - len(lengths)) * self.last
+        attention = pairs * self.pair - (pairs - rows) * self.last_pair  # a prompt's last row has a pair for each row
+        return self._seconds(read, products, attention, limits)
 
     def _step(self, contexts: Sequence[int], limits: MachineLimits) -> float:
         read = self.matrices + sum(contexts) * self.key
-        return self._seconds(read, len(contexts) * (self.layers + self.head), sum(contexts), limits)
+        return self._seconds(read, len(contexts) * (self.layers + self.head), sum(contexts) * self.pair, limits)
 
-    def _seconds(self, read: int, products: int, pairs: int, limits: MachineLimits) -> float:
+    def _seconds(self, read: int, products: int, attention: int, limits: MachineLimits) -> float:
         if self.packed:
-            return limits.seconds(read, pairs * self.pair, products)
-        return limits.seconds(read, products + pairs * self.pair)
+            return limits.seconds(read, attention, products)
+        return limits.seconds(read, products + attention)
 
 
 def measurement(kernels: Kernels, read_bytes: int) -> Callable[[], MachineLimits]:

@@ -21,6 +21,8 @@ REPETITIONS = 5
 SLOW, SMALL, LARGE = 2.0, "b8", ("b32", "b32_short", "ragged")
 # The form that runs twice in each repetition, as `again`.
 TWICE = "int4"
+# A form's first tokens are compared with openvino-genai's in as many bits, too.
+OF_AS_MANY_BITS = {"int8": "openvino_int8", "int4": "openvino_int4"}
 # The peers that a form of weights must exceed.
 COMPARED: dict[str, tuple[str, ...]] = {
     "bf16": (),
@@ -124,6 +126,8 @@ class _Workload:
         for form, labels in COMPARED.items():
             found += self._of_ours(form)
             found += self._over_peers(form, labels) if labels else []
+        if self._name.startswith("first_token"):
+            found += [self._over_openvino(form, label) for form, label in OF_AS_MANY_BITS.items()]
         return found
 
     def _figure(self, label: str, who: str | None) -> Row:
@@ -149,6 +153,12 @@ class _Workload:
             over, both = speed_ratio(self._spent["bf16"], own), self._of(form, "bf16")
             rows.append(row("weights", f"{name}_over_bf16", over, "ratio", "bfloat16", terms=both, null=self._null))
         return rows
+
+    def _over_openvino(self, form: str, label: str) -> Row:
+        """Return the speed over openvino-genai's own weights of as many bits; without a value if it did not run."""
+        over, metric = speed_ratio(self._spent.get(label, []), self._spent[form]), f"{form}_{self._name}_over_openvino"
+        name, terms = f"{metric}_{AS_USERS_RUN_IT}", self._of(form, label)
+        return row("weights", name, over, "ratio", self._who(label), terms=terms, null=self._null)
 
     def _over_peers(self, form: str, labels: Sequence[str]) -> list[Row]:
         """Return the speed over the best peer's, and the goal; without values if a peer is missing."""

@@ -23,6 +23,12 @@ def test_a_prompt_multiplies_each_token_by_the_layers_its_last_by_the_head_and_e
     assert COSTS.least_seconds([3, 1], 1, 100, PRODUCTS) == 4 * 1000 + 2 * 200 + (6 + 1) * 4
 
 
+def test_rows_without_logits_cost_only_keys_and_values_in_the_last_layer() -> None:
+    costs = COSTS._replace(last=300, last_pair=1)
+    every_row = COSTS.least_seconds([3, 1], 1, 100, PRODUCTS)
+    assert costs.least_seconds([3, 1], 1, 100, PRODUCTS) == every_row - 2 * 300 - (1 + 2) * 1
+
+
 def test_prompts_read_the_layers_once_in_each_step() -> None:
     assert COSTS.least_seconds([60, 41], 1, 100, READS) == 2 * 1000 + 200
 

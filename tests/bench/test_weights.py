@@ -206,12 +206,12 @@ PEERS = {
 }
 
 
-def rows(slow: dict[str, float] | None = None, **missing: str) -> dict[str, Row]:
-    """Return the rows of one request, by metric; the missing peers did not run."""
+def rows(slow: dict[str, float] | None = None, workload: str = "b1", **missing: str) -> dict[str, Row]:
+    """Return the rows of a workload, by metric; the missing peers did not run."""
     sides = {label: PeerSide(None if label in missing else PEERS[label], missing.get(label, label)) for label in PEERS}
     ran = {label: one for label, one in SECONDS.items() if label not in missing and label not in (slow or {})}
     speeds = speed.Speeds(slow=slow or {})
-    speeds.seconds["b1"] = ran
+    speeds.seconds[workload] = ran
     return {one.metric: one for one in speed.rows_of(speeds, {one: FORMS[one] for one in speed.COMPARED}, sides)}
 
 
@@ -230,6 +230,15 @@ def test_a_goal_is_the_nearer_of_the_better_peer_and_the_ceiling() -> None:
     assert goal.null == (1.0, 1.0)
     assert found["int4_b1_of_the_ceiling"].limit
     assert found["bf16_b1_tokens_per_second"].value == 32
+
+
+def test_first_tokens_are_compared_with_openvino_in_as_many_bits() -> None:
+    found = rows(workload="first_token_1024")
+    eight, four = (found[f"{form}_first_token_1024_over_openvino_as_users_run_it"] for form in ("int8", "int4"))
+    assert (eight.value, eight.peer, eight.met) == (1.1, "openvino_int8", False)
+    assert (four.value, four.peer, four.met) == (1.4, "openvino_int4", True)
+    assert set(four.terms) == {"int4", "openvino_int4"}
+    assert not any("over_openvino" in metric for metric in rows())
 
 
 def test_rows_of_a_missing_peer_have_no_value_and_are_not_met() -> None:

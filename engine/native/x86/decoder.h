@@ -35,22 +35,22 @@ class Step {
     bands_ = band_count();
     const int band = padded((tall / kPiece + bands_ - 1) / bands_ * kPiece, kPiece);
     banded_ = tokens > kMinBand * team_.size();
-    const int shared = padded(banded_ ? b.rows : std::max(tokens, static_cast<int>(b.rows)), kPiece);
+    const int kept = s.last.plan(b, kMinBand * team_.size());
+    together_ = banded_ ? kept : tokens;
+    const int shared = padded(std::max(together_, b.rows), kPiece), each = padded(together_, kPiece);
     normed_.rows = {s.normed.at_least(static_cast<size_t>(shared) * inputs), inputs};
-    if (!banded_) gated_.rows = {s.gated.at_least(static_cast<size_t>(tall) * inner), inner};
+    gated_.rows = {s.gated.at_least(static_cast<size_t>(each) * inner), inner};
     grouped_ = has_strips(d);
     if (grouped_) {
       plain_ = {s.plain.at_least(static_cast<size_t>(tall) * queries_), queries_};
       attended_.quantized = quantized_rows(s.quantized_attended, tall, queries_);
       normed_.quantized = quantized_rows(s.quantized_normed, shared, d.hidden);
-      if (!banded_) normed_.rest = quantized_rows(s.rest, shared, d.hidden);
-      if (!banded_) gated_.quantized = quantized_rows(s.quantized_gated, tall, d.intermediate);
+      normed_.rest = quantized_rows(s.rest, each, d.hidden);
+      gated_.quantized = quantized_rows(s.quantized_gated, each, d.intermediate);
       reordered_ = std::any_of(d.layer, d.layer + d.layers, [](const Layer& layer) { return layer.down.order; });
-      if (reordered_ && !banded_) {
-        gated_.unordered = {s.unordered.at_least(static_cast<size_t>(tall) * d.intermediate), d.intermediate};
-      }
+      if (reordered_) gated_.unordered = {s.unordered.at_least(static_cast<size_t>(each) * d.intermediate), d.intermediate};
     }
-    const int most = banded_ ? band : std::min(tall, kMaxRows);
+    const int most = std::max(banded_ ? band : 0, std::min(each, kMaxRows));
     for (auto& bench : s.benches) {
       bench->head.at_least(static_cast<size_t>(most) * d.head_size);
       if (!banded_) continue;
@@ -74,13 +74,12 @@ class Step {
   void run(int thread) {
     team_.each(b_.tokens, [&](int token) { embed(token); });
     for (int number = 0; number < d_.layers; ++number) {
-      if (banded_) {
-        each_band([&](int row, int rows) {
-          if (number > 0 && !d_.layer[number - 1].router) leave(d_.layer[number - 1], row, rows, thread);
-          enter(d_.layer[number], row, rows, thread, number);
-        });
-      } else {
-        enter_together(d_.layer[number], thread, number);
+      const bool few = number + 1 == d_.layers && s_.last.fewer;
+      enter_all(number, few ? d_.heads : 0, thread);
+      if (few) {
+        if (thread == 0) keep_last();
+        team_.barrier();
+        enter_together(d_.layer[number], 0, d_.heads, thread, number);
       }
       if (thread == 0) plan(number);
       team_.barrier();
@@ -101,23 +100,10 @@ class Step {
   static constexpr int kMinBand = 192;  // rows; smaller bands are bound by the bandwidth of weights
   static constexpr int kBandBytes = 1152 << 10;  // of the 2 MiB L2 cache, for values between two products
 
-  static QuantizedRows quantized_rows(Buffer<RowGroup>& buffer, int rows, int inputs) {
-    return {buffer.at_least(row_groups(rows, inputs)), padded(inputs, kTile) / kTile};
-  }
-
-  static bool has_strips(const Decoder& d) {
-    return d.head.strips || std::any_of(d.layer, d.layer + d.layers, [](const Layer& layer) {
-      return layer.projections.strips || layer.output.strips || layer.gates.strips;
-    });
-  }
-
-  // The gated values are multiplied in pieces that fit beside the residual. Without tiles no product is split, nor are
-  // products with strips, whose sums are not kept between pieces.
+  // Gated values are multiplied in pieces that fit beside the residual, except by strips, whose sums are not kept between pieces.
   int inner_at_once() const {
-#ifdef QUIRE_AMX
-    if (use_amx && !grouped_) return inputs_at_once(padded(d_.intermediate, 32));
-#endif
-    return padded(d_.intermediate, 32);
+    const int inner = padded(d_.intermediate, 32);
+    return grouped_ ? inner : inputs_at_once(inner);
   }
 
   // A band has as many rows as fit into the L2 cache, such that all threads get the same number of bands.
@@ -137,27 +123,22 @@ class Step {
     });
   }
 
-  // Calls work(range) for ranges of all rows and a limited number of columns.
+  // Calls work(range) for ranges of many rows and a limited number of columns, of those from `first` to `end`.
   template <typename Work>
-  void each_range(int rows, int columns, int at_once, const Work& work) {
-    const int pieces = (columns + at_once - 1) / at_once, blocks = (rows + kMaxRows - 1) / kMaxRows;
-    team_.each(pieces * blocks, [&](int item) {
-      const int column = item % pieces * at_once, row = item / pieces * kMaxRows, next = item % pieces + team_.size();
-      const int width = std::min(at_once, columns - column), height = std::min(kMaxRows, rows - row);
+  void each_range(int rows, int first, int end, int at_once, const Work& work) {
+    const int pieces = (end - first + at_once - 1) / at_once, high = rows_at_once(rows, pieces, team_.size());
+    team_.each(pieces * ((rows + high - 1) / high), [&](int item) {
+      const int column = first + item % pieces * at_once, row = item / pieces * high, next = item % pieces + team_.size();
+      const int width = std::min(at_once, end - column), height = std::min(high, rows - row);
       // Most often a thread's next item is the one after those that all threads have now.
-      work(Range{row, height, column, width, 0, 0, next < pieces ? next * at_once : -1});
+      work(Range{row, height, column, width, 0, 0, next < pieces ? first + next * at_once : -1});
     });
   }
 
   void embed(int token) {
     read_output(d_.embedding, d_.hidden, b_.token_ids[token], x_ + static_cast<size_t>(token) * stride_);
     clear_end(attended_.rows, token, queries_);
-    if (!banded_) clear_end(gated_.rows, token, d_.intermediate);
-  }
-
-  // Clears the padding of a row: weights are zero there, but zero times a stale value may be NaN.
-  static void clear_end(const Rows& rows, int row, int inputs) {
-    if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(operand) * (32 - inputs % 32));
+    if (token < together_) clear_end(gated_.rows, token, d_.intermediate);
   }
 
   void norm(int token, const float* weight, const Matrix& m, const Inputs& to, int row, bool twice = false) {
@@ -170,21 +151,40 @@ class Step {
     norm(token, layer.attention_norm, layer.projections, to, token, true);
   }
 
+  // From the residual of the layer before to the heads of a layer from number `first` on, of all rows.
+  void enter_all(int number, int first, int thread) {
+    const int heads = d_.heads + 2 * d_.kv_heads;
+    if (!banded_) return enter_together(d_.layer[number], first, heads, thread, number);
+    each_band([&](int row, int rows) {
+      if (number > 0 && !d_.layer[number - 1].router) leave(d_.layer[number - 1], row, rows, thread);
+      enter(d_.layer[number], first, row, rows, thread, number);
+    });
+  }
+
   // From the residual to queries, and to K and V in the cache.
-  void enter(const Layer& layer, int row, int rows, int thread, int number) {
+  void enter(const Layer& layer, int first, int row, int rows, int thread, int number) {
     const Inputs normed = normed_by(thread, row);
     for (int token = row; token < row + rows; ++token) enter_norm(layer, normed, token);
-    for (int head = 0, heads = d_.heads + 2 * d_.kv_heads, size = d_.head_size; head < heads; ++head) {
+    for (int head = first, heads = d_.heads + 2 * d_.kv_heads, size = d_.head_size; head < heads; ++head) {
       const int next = head + 1 < heads ? (head + 1) * size : -1;
       project(layer, normed, {row, rows, head * size, size, 0, 0, next}, thread, number);
     }
   }
 
-  void enter_together(const Layer& layer, int thread, int number) {
+  void enter_together(const Layer& layer, int first, int end, int thread, int number) {
     team_.each(b_.tokens, [&](int token) { enter_norm(layer, normed_, token); });
-    each_range(b_.tokens, (d_.heads + 2 * d_.kv_heads) * d_.head_size, d_.head_size, [&](const Range& range) {
+    each_range(b_.tokens, first * d_.head_size, end * d_.head_size, d_.head_size, [&](const Range& range) {
       project(layer, normed_, range, thread, number);
     });
+  }
+
+  // Continues with the rows that logits depend on: in the last layer the others only have K and V.
+  void keep_last() {
+    b_ = s_.last.keep(b_, x_, stride_);
+    banded_ = false;
+    attention_.sequences.first = b_.first;
+    planned_ = -1;
+    mixture_.emplace(d_, s_, b_.tokens, x_, stride_);
   }
 
   // One head of q, k or v, rotated, with all rows of a range.
@@ -289,7 +289,7 @@ class Step {
         add_bias(layer, token);
       });
     }
-    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.output, attended_, range); });
+    each_range(b_.tokens, 0, stride_, added_columns(b_.tokens), [&](const Range& range) { add(layer.output, attended_, range); });
   }
 
   // Before a mixture of experts, which takes the rows of all bands.
@@ -319,9 +319,9 @@ class Step {
   void leave_together(const Layer& layer) {
     add_attended_together(layer);
     team_.each(b_.tokens, [&](int token) { norm(token, layer.mlp_norm, layer.gates, normed_, token); });
-    each_range(b_.tokens, 2 * d_.intermediate, 192, [&](const Range& range) { gate(layer, normed_, gated_, range); });
+    each_range(b_.tokens, 0, 2 * d_.intermediate, 192, [&](const Range& range) { gate(layer, normed_, gated_, range); });
     if (layer.down.order) team_.each(b_.tokens, [&](int token) { quantize_gated(layer, gated_, token); });
-    each_range(b_.tokens, stride_, 48, [&](const Range& range) { add(layer.down, gated_, range); });
+    each_range(b_.tokens, 0, stride_, added_columns(b_.tokens), [&](const Range& range) { add(layer.down, gated_, range); });
   }
 
   // Adds a product to the residual. `inputs` are those of the weights if the rows have fewer.
@@ -355,7 +355,7 @@ class Step {
 
   void score() {
     team_.each(b_.rows, [&](int row) { norm(b_.places[row], d_.final_norm, d_.head, normed_, row); });
-    each_range(b_.rows, padded(d_.vocabulary, 16), 256, [&](const Range& range) {
+    each_range(b_.rows, 0, padded(d_.vocabulary, 16), 256, [&](const Range& range) {
       product(d_.head, {padded(d_.vocabulary, 16), normed_.rows.inputs}, normed_, range, [&](int row, int column, int columns, const float* sums) {
         const int real = std::min(columns, d_.vocabulary - column);
         std::memcpy(logits_ + static_cast<size_t>(row) * d_.vocabulary + column, sums, sizeof(float) * real);
@@ -364,7 +364,7 @@ class Step {
   }
 
   const Decoder& d_;
-  const Batch& b_;
+  Batch b_;  // in the last layer, with the rows that logits depend on
   float* logits_;
   State& s_;
   Team& team_;
@@ -380,6 +380,7 @@ class Step {
   bool grouped_ = false;    // some matrices are strips
   bool reordered_ = false;  // some layers need another order of gated values
   bool banded_ = false;
+  int together_ = 0;  // rows that are multiplied by all threads together, at most
   int bands_ = 0;
   int planned_ = -1;  // window that the pieces were planned for
   float* partials_ = nullptr;

@@ -119,7 +119,7 @@ class Mixture {
       const int column = item % columns * kColumns, row = item / columns * kScoredRows;
       const Strided<float> left{plain(row), static_cast<size_t>(inputs_)};
       const PackedColumns<float> right{layer.router + static_cast<size_t>(column) * inputs_, 0, nullptr};
-      any_panels<float>(left, right, std::min(kScoredRows, tokens_ - row), kColumns, inputs_, scores(row) + column, scored_, false);
+      any_panels<float>(left, right, std::min(kScoredRows, tokens_ - row), kColumns, inputs_, scores(row) + column, scored_);
     });
   }
 

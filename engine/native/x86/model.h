@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "grouped/matrix.h"
 #include "lanes.h"
@@ -89,6 +90,57 @@ struct Batch {
   const int32_t* places;  // [rows] tokens whose logits are requested
   const Places* kinds;
 };
+
+// The rows of a step that its logits depend on in the last layer: of each sequence the tokens from the first requested one on.
+struct LastRows {
+  bool fewer = false;  // than the step's tokens
+  std::vector<int32_t> kept;                     // [rows] their tokens
+  std::vector<int32_t> first, positions, places;  // as in Batch
+
+  // Finds them, and returns their number; 0 if they are more than `most`, or about as many as the tokens.
+  int plan(const Batch& b, int most) {
+    std::vector<int32_t> begins(b.first + 1, b.first + 1 + b.sequences);
+    const auto sequence_of = [&](int place) { return std::upper_bound(b.first, b.first + b.sequences, place) - b.first - 1; };
+    for (int row = 0; row < b.rows; ++row) {
+      int32_t& begin = begins[sequence_of(b.places[row])];
+      begin = std::min(begin, b.places[row]);
+    }
+    kept.clear();
+    first.assign(1, 0);
+    for (int i = 0; i < b.sequences; ++i) {
+      for (int token = begins[i]; token < b.first[i + 1]; ++token) kept.push_back(token);
+      first.push_back(static_cast<int32_t>(kept.size()));
+    }
+    const int rows = static_cast<int>(kept.size());
+    fewer = rows <= most && rows <= b.tokens / 2;
+    positions.clear();
+    for (const int32_t token : kept) positions.push_back(b.positions[token]);
+    places.clear();
+    for (int row = 0; row < b.rows; ++row) {
+      const auto i = sequence_of(b.places[row]);
+      places.push_back(b.places[row] - begins[i] + first[i]);
+    }
+    return fewer ? rows : 0;
+  }
+
+  // Keeps these rows of the residual, and returns their batch: its tokens need only queries, since K and V are in the cache.
+  Batch keep(Batch b, float* x, int stride) const {
+    for (size_t row = 0; row < kept.size(); ++row) {
+      std::memmove(x + row * stride, x + static_cast<size_t>(kept[row]) * stride, sizeof(float) * stride);
+    }
+    b.tokens = static_cast<int32_t>(kept.size());
+    b.first = first.data();
+    b.positions = positions.data();
+    b.places = places.data();
+    return b;
+  }
+};
+
+inline bool has_strips(const Decoder& d) {
+  return d.head.strips || std::any_of(d.layer, d.layer + d.layers, [](const Layer& layer) {
+    return layer.projections.strips || layer.output.strips || layer.gates.strips;
+  });
+}
 
 inline float root_of_mean_square(const float* x, int size, float epsilon) {
   float squares = 0.0f;

@@ -40,15 +40,13 @@ using LeftOf = std::conditional_t<std::is_same_v<E, bf16>, operand, float>;
 template <typename E>
 constexpr int kInputs = std::is_same_v<E, bf16> ? 2 : 1;
 
-// Left operands: rows that are `stride` apart. `jump` is the distance from the end of each 32 inputs to the next ones; 0:
-// contiguous rows.
+// Left operands: contiguous rows that are `stride` apart.
 template <typename A>
 struct Strided {
   const A* data;
   size_t stride;
-  size_t jump = 0;
 
-  Strided below(int rows) const { return {data + rows * stride, stride, jump}; }
+  Strided below(int rows) const { return {data + rows * stride, stride}; }
 };
 
 // Left operands whose distances are constants: [inputs / 32][16 rows][32].
@@ -60,42 +58,68 @@ struct Tiled {
   const A* at(int row, int input) const { return data + row * 32 + input; }
 };
 
-// The left operand of 16 rows of a product. With AVX512, whose panels have few loads for each product, fixed distances are no
-// faster, and panels of 4 rows are slower.
+// Left operands of any rows from `first` on of tiles, [rows / 16][inputs / 32][16 rows][32]; `apart` is the distance from
+// one 16 rows to the next.
+template <typename A>
+struct TileRows {
+  const A* data;
+  size_t apart;
+  int first = 0;
+
+  TileRows below(int rows) const { return {data, apart, first + rows}; }
+  const A* row(int number) const { return data + (first + number) / 16 * apart + (first + number) % 16 * 32; }
+};
+
+// The left operand of the rows of a product from `row` on, whose tiles begin at `data`, and how many rows are multiplied
+// before their sums are passed on. With AVX512 panels span tiles, because all but the last few then have most rows: 16 rows
+// are panels of 6, 5 and 5. With AVX2, where loads bound the panels, distances are constants.
 #if defined(__AVX512F__)
-inline Strided<operand> left_tile(const operand* data) { return {data, 32, 480}; }
+constexpr int kTall = 8 * kPanelRows;
+inline TileRows<operand> left_rows(const operand* data, size_t apart, int row) { return {data, apart, row}; }
 #else
-inline Tiled<operand> left_tile(const operand* data) { return {data}; }
+constexpr int kTall = 16;
+inline Tiled<operand> left_rows(const operand* data, size_t apart, int row) { return {data + row / 16 * apart}; }
 #endif
 
-// A panel's place in strided rows: at(row, input) is one of the next 16 inputs. With AVX512 the rows are found from the first.
-// With AVX2 each row has a pointer: the compiler would keep multiples of the stride in memory, and load one for each product,
-// which takes longer than the product.
+// A panel's place in strided rows: at(row, input) is one of the next 16 inputs. Each row has a pointer: the compiler would keep
+// multiples of the stride in memory, and load one for each product.
 template <typename A, int rows>
 struct StridedPlace {
-#if defined(__AVX512F__)
-  const A* first;
-  const Strided<A>& of;
-
-  explicit StridedPlace(const Strided<A>& a) : first(a.data), of(a) {}
-  const A* at(int row, int input) const { return first + row * of.stride + input; }
-  void next(int k) { first += kColumns + (k % 32 ? of.jump : 0); }
-#else
   const A* of_row[rows];
-  size_t jump;
 
-  explicit StridedPlace(const Strided<A>& a) : jump(a.jump) {
-    for (int row = 0; row < rows; ++row) of_row[row] = a.data + row * a.stride;
+  explicit StridedPlace(const Strided<A>& a) {
+    for (int row = 0; row < rows; ++row) {
+      of_row[row] = a.data + row * a.stride;
+      asm("" : "+r"(of_row[row]));  // not as vectors, which would go through memory
+    }
   }
   const A* at(int row, int input) const { return of_row[row] + input; }
-  void next(int k) {
+  void next(int) {
     for (int row = 0; row < rows; ++row) {
-      of_row[row] += kColumns + (k % 32 ? jump : 0);
+      of_row[row] += kColumns;
       asm("" : "+r"(of_row[row]));  // hides that all rows move alike
     }
   }
-#endif
 };
+
+// The same in rows of tiles: each has a pointer, since they may be in two of them.
+template <typename A, int rows>
+struct TilePlace {
+  const A* of_row[rows];
+
+  explicit TilePlace(const TileRows<A>& a) {
+    for (int row = 0; row < rows; ++row) of_row[row] = a.row(row);
+  }
+  const A* at(int row, int input) const { return of_row[row] + input; }
+  void next(int k) {
+    for (int row = 0; row < rows; ++row) of_row[row] += kColumns + (k % 32 ? 16 * 32 - 32 : 0);
+  }
+};
+
+template <int rows, typename A>
+StridedPlace<A, rows> place_in(const Strided<A>& a) { return StridedPlace<A, rows>(a); }
+template <int rows, typename A>
+TilePlace<A, rows> place_in(const TileRows<A>& a) { return TilePlace<A, rows>(a); }
 
 // Cache lines of 256 elements, of which a panel prefetches those from `first` to `last`: all panels of the same columns
 // together prefetch each once, in even shares. Bursts of prefetches would leave the memory idle between them.
@@ -114,7 +138,7 @@ struct AheadLines {
   }
 };
 
-// Right operands. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
+// Right operands, whose products are added to sums in memory if `kAdds`. at(block, k) points to 16 columns, at their inputs from k on, a multiple of 16; `step` is the distance
 // from one step of inputs to the next. Unless it is null, `ahead` is prefetched meanwhile: then loads from memory overlap
 // with products, which the CPU's own prefetching of a few KiB does not achieve.
 template <typename E>
@@ -123,6 +147,7 @@ struct PackedColumns {
   size_t block_stride;
   const E* ahead;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = false;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
     const size_t place = block * block_stride + static_cast<size_t>(k) * kColumns;
@@ -137,6 +162,7 @@ struct KeyColumns {
   const E* const* groups;
   const E* const* ahead;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = false;
   static constexpr size_t step() { return kInputs<E> * kColumns; }
   const E* at(int block, int k) const {
     if (ahead) lines.prefetch(ahead[block], k / kColumns);
@@ -152,6 +178,7 @@ struct ValueColumns {
   int first;
   size_t size;
   AheadLines<E> lines = {};
+  static constexpr bool kAdds = true;
   size_t step() const { return kInputs<E> * size; }
   const E* at(int block, int k) const {
     if (ahead) lines.prefetch(ahead[k / kColumns], first / kColumns + block);
@@ -178,6 +205,7 @@ inline Vector columns_of(const bf16* step, int input, int vector) {
 template <typename E, int rows, int blocks, typename Left, typename Right>
 [[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const Left& a, const Right& b, int k) {
   const E* columns[blocks];
+#pragma GCC unroll 4
   for (int block = 0; block < blocks; ++block) columns[block] = b.at(block, k);
 #pragma GCC unroll 16
   for (int input = 0; input < kColumns; input += kInputs<E>) {
@@ -214,12 +242,15 @@ template <typename E, int rows, int blocks, typename Left, typename Right>
   }
 }
 
-// Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums, or adds them. `inputs` is a multiple of 16.
+// Multiplies `rows` rows and 16 * `blocks` columns, and stores the sums. `inputs` is a multiple of 16.
 template <typename E, int rows, int blocks, typename Left, typename Right>
-void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, bool add) {
+void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride) {
   Vector sums[rows][blocks * kVectors];
+  // Loops over the sums are unrolled early: otherwise their first values go through memory.
+#pragma GCC unroll 8
   for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = add ? load(to + row * stride + i * kLanes) : zeros();
+#pragma GCC unroll 8
+    for (int i = 0; i < blocks * kVectors; ++i) sums[row][i] = Right::kAdds ? load(to + row * stride + i * kLanes) : zeros();
   }
   if constexpr (std::is_same_v<Left, Tiled<LeftOf<E>>>) {
     Left place = a;
@@ -228,20 +259,22 @@ void panel(const Left& a, const Right& b, int inputs, float* to, size_t stride, 
       add_products<E, rows, blocks>(sums, Left{place.at(0, kColumns)}, b, k + kColumns);
     }
   } else {
-    StridedPlace<LeftOf<E>, rows> place(a);
+    auto place = place_in<rows>(a);
     for (int k = 0; k < inputs; k += kColumns) {
       add_products<E, rows, blocks>(sums, place, b, k);
       place.next(k);
     }
   }
+#pragma GCC unroll 8
   for (int row = 0; row < rows; ++row) {
+#pragma GCC unroll 8
     for (int i = 0; i < blocks * kVectors; ++i) store(to + row * stride + i * kLanes, sums[row][i]);
   }
 }
 
 // The same for any number of rows, in panels of similar heights.
 template <typename E, int blocks, typename Left, typename Right>
-void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, bool add) {
+void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride) {
   const int all = (rows + kPanelRows - 1) / kPanelRows;
   const auto lines = b.lines;
   for (int count = all; count > 0; --count) {
@@ -249,7 +282,7 @@ void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, boo
     b.lines = lines.share(all - count, all);
     const auto multiply = [&](auto height) {
       // Other combinations do not occur, and compiling them would take half of the time.
-      if constexpr (kLanes == 16 || blocks * kColumns <= columns_at_once(height)) panel<E, height, blocks>(a, b, inputs, to, stride, add);
+      if constexpr (kLanes == 16 || blocks * kColumns <= columns_at_once(height)) panel<E, height, blocks>(a, b, inputs, to, stride);
     };
     switch (height) {
       case 1: multiply(std::integral_constant<int, 1>{}); break;
@@ -267,13 +300,12 @@ void panels(Left a, Right b, int rows, int inputs, float* to, size_t stride, boo
 
 // The same for 16 to columns_at_once(rows) columns, a multiple of 16.
 template <typename E, typename Left, typename Right>
-void any_panels(const Left& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride,
-                bool add) {
+void any_panels(const Left& a, const Right& b, int rows, int columns, int inputs, float* to, size_t stride) {
   switch (columns / kColumns) {
-    case 1: return panels<E, 1>(a, b, rows, inputs, to, stride, add);
-    case 2: return panels<E, 2>(a, b, rows, inputs, to, stride, add);
-    case 3: return panels<E, 3>(a, b, rows, inputs, to, stride, add);
-    default: return panels<E, 4>(a, b, rows, inputs, to, stride, add);
+    case 1: return panels<E, 1>(a, b, rows, inputs, to, stride);
+    case 2: return panels<E, 2>(a, b, rows, inputs, to, stride);
+    case 3: return panels<E, 3>(a, b, rows, inputs, to, stride);
+    default: return panels<E, 4>(a, b, rows, inputs, to, stride);
   }
 }
 

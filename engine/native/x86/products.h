@@ -37,6 +37,11 @@ struct Rows {
   }
 };
 
+// Clears the padding of a row: weights are zero there, but zero times a stale value may be NaN.
+inline void clear_end(const Rows& rows, int row, int inputs) {
+  if (inputs % 32) std::memset(rows.at(row, inputs), 0, sizeof(operand) * (32 - inputs % 32));
+}
+
 // The rows and columns of a product that one thread computes. `row` is a multiple of 32, `column` of 16. With `inputs` only
 // `inputs` inputs from `input` on are multiplied. `next` is the first column of the thread's next range, if any.
 struct Range {
@@ -57,6 +62,11 @@ struct Sums {
   }
 };
 
+// Stores some columns of a row's sums, a multiple of 16, or adds them.
+inline void put_sums(const float* sums, int columns, float* to, bool add) {
+  for (int n = 0; n < columns; n += kLanes) store(to + n, add ? plus(load(to + n), load(sums + n)) : load(sums + n));
+}
+
 constexpr int kPiece = 32;      // rows, and columns, of the sums that are passed on at once
 constexpr int kMaxRows = 512;  // of a range
 
@@ -66,10 +76,25 @@ constexpr int kMaxRows = 512;  // of a range
 constexpr int kInputsAtOnce = 640;
 
 inline int inputs_at_once(int inputs) {
+  if (!use_amx) return inputs;
   const int cuts = (inputs + kInputsAtOnce - 1) / kInputsAtOnce;
   return padded((inputs + cuts - 1) / cuts, 32);
 }
+#else
+inline int inputs_at_once(int inputs) { return inputs; }
+#endif
 
+// Rows of a range: all, or fewer where all threads then get the same number of ranges. Tiles multiply few rows more slowly.
+inline int rows_at_once(int rows, int pieces, int threads) {
+  const int blocks = std::max(1, (rows + kMaxRows - 1) / kMaxRows);
+  if (use_amx || pieces * blocks % threads == 0 || rows < 2 * kPiece * threads) return kMaxRows;
+  return padded((rows + blocks * threads - 1) / (blocks * threads), kPiece);
+}
+
+// Columns of a range that is added to the residual: of few rows, such that all threads have some.
+inline int added_columns(int rows) { return rows >= 2 * kPiece && !use_amx ? kPanelColumns : 48; }
+
+#ifdef QUIRE_AMX
 // Weights prefetched while others are multiplied, a few lines in each step: two pieces, one for each 16 columns.
 struct Ahead {
   const char* next[2];
@@ -245,7 +270,7 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     return;
   }
 #endif
-  constexpr int kTall = 16, kWide = kPanelColumns;
+  constexpr int kWide = kPanelColumns;
   alignas(64) float sums[kTall * kWide];
   const size_t apart = static_cast<size_t>(w.inputs) * kColumns;
   const int last_column = range.column + range.columns;
@@ -256,13 +281,13 @@ void product(const Packed& w, const Rows& a, const Range& range, const Take& tak
     const bool early = next >= 0 && (range.rows > 1 || kLanes < 16);
     for (int tile = 0; tile < tiles; ++tile) {
       const int row = range.row + tile * kTall, rows = std::min(kTall, range.rows - tile * kTall);
-      const auto left = left_tile(a.at(row, 0));
+      const auto left = left_rows(a.at(range.row, 0), static_cast<size_t>(a.inputs) * 16, tile * kTall);
       const int at_once = columns_at_once(rows);
       for (int from = 0; from < columns; from += at_once) {
         const bf16* weights = w.weights + static_cast<size_t>(column + from) * w.inputs;
         const bf16* ahead = !early ? nullptr : w.weights + static_cast<size_t>(next + from) * w.inputs;
         const PackedColumns<bf16> right{weights, apart, ahead, AheadLines<bf16>{}.share(tile, tiles)};
-        any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide, false);
+        any_panels<bf16>(left, right, rows, std::min(at_once, columns - from), a.inputs, sums + from, kWide);
       }
       for (int i = 0; i < rows; ++i) {
         for (int from = 0; from < columns; from += kPiece) {
@@ -284,8 +309,7 @@ inline void product_to(const Packed& w, const Rows& a, const Range& range, const
   }
 #endif
   product(w, a, range, [&](int row, int column, int columns, const float* sums) {
-    float* line = to.at(row, column);
-    for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
+    put_sums(sums, columns, to.at(row, column), add);
   });
 }
 

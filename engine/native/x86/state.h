@@ -9,6 +9,7 @@
 #include "attention/scratch.h"
 #include "buffer.h"
 #include "grouped/rows.h"
+#include "model.h"
 #include "panel.h"
 #include "products.h"
 #include "sampler.h"
@@ -54,7 +55,12 @@ struct State {
   Buffer<float> plain, unordered;
   Buffer<RowGroup> quantized_attended, quantized_normed, quantized_gated, rest;
   MixtureState mixture;
+  LastRows last;
 };
+
+inline QuantizedRows quantized_rows(Buffer<RowGroup>& buffer, int rows, int inputs) {
+  return {buffer.at_least(row_groups(rows, inputs)), padded(inputs, kTile) / kTile};
+}
 
 inline State& state() {
   static State* one = new State;  // its threads end with the process

@@ -134,7 +134,7 @@ void score_slots(const LeftOf<E>* query, int rows, int size, const Chunk<E>& chu
   for (int slot = 0; slot < chunk.slots; slot += at_once) {
     const KeyColumns<E> right{chunk.keys + slot / kSlots, ahead ? ahead + slot / kSlots : nullptr};
     const int columns = std::min(at_once, chunk.slots - slot);
-    any_panels<E>(left, right, rows, columns, size, scores + slot, kChunk, false);
+    any_panels<E>(left, right, rows, columns, size, scores + slot, kChunk);
   }
 }
 
@@ -153,7 +153,7 @@ void add_values(const LeftOf<E>* weights, int rows, int size, const Chunk<E>& ch
   const int at_once = columns_at_once(rows);
   for (int d = 0; d < size; d += at_once) {
     const ValueColumns<E> right{chunk.values, ahead, d, static_cast<size_t>(size)};
-    any_panels<E>(left, right, rows, std::min(at_once, size - d), chunk.slots, sums + d, size, true);
+    any_panels<E>(left, right, rows, std::min(at_once, size - d), chunk.slots, sums + d, size);
   }
 }
 

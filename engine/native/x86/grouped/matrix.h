@@ -40,8 +40,7 @@ void product(const Matrix& m, const MatrixSize& size, const Inputs& a, const Ran
 
 inline void product_to(const Strips& strips, const QuantizedRows& a, const Range& range, const Sums& to, bool add) {
   product(strips, a, range, [&](int row, int column, int columns, const float* sums) {
-    float* line = to.at(row, column);
-    for (int n = 0; n < columns; ++n) line[n] = (add ? line[n] : 0.0f) + sums[n];
+    put_sums(sums, columns, to.at(row, column), add);
   });
 }
 
