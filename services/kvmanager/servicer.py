@@ -25,7 +25,7 @@ from services.runtime.statuses import abort_on_error
 from services.runtime.tracing.spans import Tracing
 from services.wire.attach import registered_message
 from services.wire.lookup import holdings_message, read_lookup
-from services.wire.pool import block_map_message, pool_message, sequences_message
+from services.wire.pool import block_map_message, pool_message, request_blocks_message, sequences_message
 from services.wire.step_reader import read_step
 from services.wire.step_result import result_message
 
@@ -33,6 +33,7 @@ _CANCEL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.001
 _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
+_MAX_ENTRY_PAGE = 512
 # Units of work of a Step without a pause: about half a millisecond.
 _STEP_WORK = 1000
 # Each may have a message in memory.
@@ -168,6 +169,16 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             pool = self._manager.session(request.engine_id).pool
             found = await run_in_slices(pool.listing_sequences(after, size + 1))
             return await run_in_slices(sequences_message(pool, found, size))
+
+    async def GetRequestBlocks(  # noqa: N802
+        self, request: pb.GetRequestBlocksRequest, context: Context
+    ) -> pb.GetRequestBlocksResponse:
+        """Return the blocks of one request."""
+        async with abort_on_error(context):
+            entries = _page_size(request.entry_count, _MAX_ENTRY_PAGE, "entry_count")
+            work = self._manager.finding_request(request.request_id, request.engine_id, request.group)
+            session, group = await run_in_slices(work)
+            return request_blocks_message(session, group, entries)
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Explain a request."""
