@@ -65,7 +65,7 @@ def _readings(watches: BlockWatches, host: list[Any]) -> APIRouter:
 
 
 async def _to_page(_request: Request) -> Response:
-    return RedirectResponse("chat/", HTTPStatus.PERMANENT_REDIRECT)  # relative, for proxies that add a prefix
+    return RedirectResponse("chat/", HTTPStatus.TEMPORARY_REDIRECT)  # relative, for proxies that add a prefix
 
 
 async def _require_this_machine(request: Request) -> None:

@@ -21,6 +21,7 @@ export class BlockGrid {
     this.tip = tip;
     this.spoken = spoken;
     this.onSelect = onSelect;
+    this.describe = describe;
     this.cells = new Uint32Array(1);
     this.bySequence = false;
     this.zoom = 0; // a cell's side in pixels; 0: fit all blocks
@@ -286,7 +287,7 @@ export class BlockGrid {
     const block = this.blockAt(event);
     this.tip.hidden = !block;
     if (!block) return;
-    this.tip.textContent = describe(block, this.cells[block], this.tier);
+    this.tip.textContent = this.describe(block, this.cells[block], this.tier);
     const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
     this.tip.style.transform = `translate(${left}px, ${event.clientY + 16}px)`;
   }
@@ -311,7 +312,7 @@ export class BlockGrid {
     if (block < 1 || block > this.total) return;
     this.cursor = block;
     this.cursorShown = this.canvas.matches(":focus-visible");
-    this.spoken.textContent = describe(block, this.cells[block], this.tier);
+    this.spoken.textContent = this.describe(block, this.cells[block], this.tier);
     if (this.cursorShown) this.reveal(block);
     this.drawAll();
   }
