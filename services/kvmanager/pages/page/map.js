@@ -5,23 +5,12 @@ import { drawBar, find, make, number } from "./dom.js";
 import { Feed, ask } from "./feed.js";
 import { BlockGrid } from "./grid.js";
 import { idWithCopy, shortened } from "./ids.js";
-import { blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
+import { LEGEND, blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
 import { SequenceRows } from "./rows.js";
 
 const MAX_EVENTS = 200;
 const MAX_LISTED = 500; // the server's bound
 const REFRESH_MS = 1000;
-
-// Each entry: the style of the swatch, the name, and what it means.
-const LEGEND = [
-  ["free", "free", "No holder and no contents"],
-  ["cached", "cached", "No holder; its contents can be hit until it is evicted"],
-  ["held", "held by one", "One holder, a table entry or a pin; full"],
-  ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
-  ["shared", "shared", "Several holders; large cells show how many"],
-  ["pinned", "pinned", "Held by a pin"],
-  ["withheld", "withheld", "Taken out of circulation because of a fault"],
-];
 
 let pool = null;
 let slots = null;
@@ -247,7 +236,7 @@ function chooseSequence(sequence) {
   choose({ sequence });
 }
 
-find("#legend").replaceChildren(...LEGEND.map(([style, name, title]) => make("li", { title }, make("i", { class: `swatch ${style}` }), name)));
+find("#legend").replaceChildren(...LEGEND.map(([style, name, title]) => make("li", { title }, make("i", { class: `swatch sign ${style}` }), name)));
 find("#idle").replaceChildren(make("p", {}, "No request is running. Start one:"), command("quire generate \"Once upon a time\""));
 find("#pool").addEventListener("change", (event) => {
   choose(null);

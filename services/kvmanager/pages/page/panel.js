@@ -6,6 +6,17 @@ import { blockStrip, level } from "./strip.js";
 
 const MAX_KEY = 40;
 
+// Each entry: the style of the swatch, the name, and what it means.
+export const LEGEND = [
+  ["free", "free", "No holder and no contents"],
+  ["cached", "cached", "No holder; its contents can be hit until it is evicted"],
+  ["held", "held by one", "One holder, a table entry or a pin; full"],
+  ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
+  ["shared", "shared", "Several holders; large cells show how many"],
+  ["pinned", "pinned", "Held by a pin"],
+  ["withheld", "withheld", "Taken out of circulation because of a fault"],
+];
+
 const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "It was withheld because of a fault." };
 
 export function blockPanel(block, choose) {
@@ -55,6 +66,8 @@ export function emptyPanel() {
   return [
     make("h2", {}, "Details"),
     make("p", { class: "none" }, "Click a block, or a sequence in the list below. With the keyboard: Tab into the grid, arrow keys, Enter; Escape clears the selection."),
+    make("dl", { class: "meanings" }, ...LEGEND.flatMap(([style, name, title]) => [
+      make("dt", {}, make("i", { class: `swatch sign ${style}` }), name), make("dd", {}, title)])),
   ];
 }
 

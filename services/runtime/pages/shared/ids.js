@@ -3,7 +3,7 @@
 import { find, make } from "./dom.js";
 
 const DONE_MS = 1500;
-const MAX_ID = 19; // characters of an id, wherever it stands; its title has the rest
+const MAX_ID = 16; // characters of an id, wherever it stands; its title has the rest
 
 export function shortened(id, most = MAX_ID) {
   if (id.length <= most) return id;

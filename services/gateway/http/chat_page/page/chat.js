@@ -7,6 +7,7 @@ import { Paging } from "./paging.js";
 
 const RETRY_MS = 2000;
 const DRAFT_MS = 350;
+const NEAR_END = 60; // pixels: the list follows an answer that is read at its end
 const MAX_DRAFT = 100_000; // characters that are counted while they are written
 const EXAMPLE = [{ type: "function", function: { name: "get_weather", description: "Current weather of a city", parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
 const ENDS = { length: "cut at the limit of tokens", tool_calls: "calls tools" };
@@ -87,7 +88,7 @@ function body(id) {
 const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((one) => one.toString(16).padStart(2, "0")).join("");
 
 function add(element) {
-  const list = find("#messages"), atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60;
+  const list = find("#messages"), atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END;
   list.append(element);
   find("#empty").hidden = true;
   if (atEnd) list.scrollTop = list.scrollHeight;
@@ -95,15 +96,18 @@ function add(element) {
 
 function send() {
   if (running) return running.abort();
-  const text = find("#draft").value;
+  const text = find("#draft").value, length = conversation.length;
   if (!text.trim()) return;
   find("#draft").value = "";
   paging.plan(0);
   find(".results")?.remove();
-  for (const call of openCalls()) addResult(call.function.name, { role: "tool", tool_call_id: call.id, content: "" });
+  for (const one of openCalls()) addResult(one.function.name, { role: "tool", tool_call_id: one.id, content: "" });
   conversation.push({ role: "user", content: text });
   add(userMessage(text));
-  return answer();
+  return answer(() => {
+    conversation.length = length;
+    find("#draft").value ||= text;
+  });
 }
 
 // Calls of the last answer that have no result; a history must have one for each.
@@ -114,62 +118,63 @@ function addResult(name, message) {
   add(toolMessage(name, message.content));
 }
 
-async function answer() {
-  const id = newId(), shown = new Answer(), list = find("#messages");
-  running = new AbortController();
+function sendResults(results) {
+  const { length } = conversation;
+  for (const { name, message } of results) addResult(name, message);
+  return answer(() => (conversation.length = length));
+}
+
+// Asks for the next message; `undo` takes back what was sent if the request is refused.
+async function answer(undo) {
+  const id = newId(), shown = new Answer(), watching = new AbortController();
+  const own = (running = new AbortController());
   find("#send").textContent = "stop";
   say("live", "answering");
   let failure = null, reason = "";
   try {
     const request = JSON.stringify(body(id));
     add(shown.element);
-    const watching = new AbortController();
-    const followed = paging.follow(id, key(), watching.signal);
-    try {
-      const response = await call("../v1/chat/completions", key(), { method: "POST", body: request, signal: running.signal });
-      for await (const { data } of eventsOf(response)) {
-        if (data === "[DONE]") break;
-        const chunk = JSON.parse(data);
-        if (chunk.error) throw new Error(chunk.error.message);
-        const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 60, [choice] = chunk.choices;
-        reason = choice?.finish_reason || reason;
-        shown.add(choice?.delta, chunk.usage);
-        if (chunk.usage) paging.setCached(shown.cached, shown.prompt);
-        if (atEnd) list.scrollTop = list.scrollHeight;
-      }
-    } finally {
-      if (failureOf(running)) watching.abort();
-      setTimeout(() => watching.abort(), RETRY_MS); // the stream of blocks ends by itself
-      followed.catch(() => {});
+    paging.follow(id, key(), watching.signal);
+    const response = await call("../v1/chat/completions", key(), { method: "POST", body: request, signal: own.signal });
+    for await (const { data } of eventsOf(response)) {
+      if (data === "[DONE]") break;
+      reason = take(JSON.parse(data), shown) || reason;
     }
   } catch (error) {
     failure = error;
   }
-  finish(shown, failure, reason);
-}
-
-const failureOf = (controller) => controller.signal.aborted;
-
-function finish(shown, failure, reason) {
-  const stopped = running.signal.aborted;
+  // The stream of blocks ends by itself, a moment after the request.
+  setTimeout(() => watching.abort(), failure ? 0 : RETRY_MS);
   running = null;
   find("#send").textContent = "send";
   say("live", "ready");
+  if (shown.element.isConnected || !shown.tokens) finish(shown, failure, { stopped: own.signal.aborted, reason, undo });
+}
+
+// Shows a chunk of the answer; returns the reason of its end.
+function take(chunk, shown) {
+  if (chunk.error) throw new Error(chunk.error.message);
+  const list = find("#messages"), atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < NEAR_END;
+  const [choice] = chunk.choices;
+  shown.add(choice?.delta, chunk.usage);
+  if (chunk.usage) paging.setCached(shown.cached, shown.prompt);
+  if (atEnd) list.scrollTop = list.scrollHeight;
+  return choice?.finish_reason;
+}
+
+function finish(shown, failure, { stopped, reason, undo }) {
   shown.finish(stopped ? "stopped" : ENDS[reason] || "");
   const wrote = shown.content || shown.reasoning || shown.calls.length;
   if (wrote) conversation.push(stopped || failure ? { ...shown.toMessage(), tool_calls: undefined } : shown.toMessage());
-  else shown.element.remove();
-  if (failure && !stopped) add(errorMessage(failure.message));
-  if (failure && !wrote) conversation = conversation.slice(0, lastUser());
+  else {
+    shown.element.remove();
+    if (!shown.tokens) undo();
+  }
+  if (failure && !stopped) add(errorMessage(`${failure.message}.`));
   if (failure?.status === 401) askForKey();
-  if (openCalls().length) add(make("li", { class: "message" }, resultFields(openCalls().map(({ id, function: of }) => ({ id, name: of.name })), (results) => {
-    for (const { name, message } of results) addResult(name, message);
-    answer();
-  })));
+  const calls = openCalls().map(({ id, function: of }) => ({ id, name: of.name }));
+  if (calls.length) add(make("li", { class: "message" }, resultFields(calls, sendResults)));
 }
-
-// A refused message stays visible, but is not sent again.
-const lastUser = () => conversation.findLastIndex((one) => one.role === "user");
 
 // Counts the tokens of the draft: one request at a time, a moment after the last key.
 async function countDraft() {

@@ -32,6 +32,7 @@ export class Paging {
   }
 
   clear() {
+    this.id = "";
     this.last = null;
     this.cached = null;
     this.phase("none yet");
@@ -47,20 +48,20 @@ export class Paging {
     }
   }
 
-  // Follows a request until it ends, or until `signal` is aborted.
+  // Follows a request until it ends, until `signal` is aborted, or until another one is followed.
   async follow(id, key, signal) {
     this.clear();
+    this.id = id;
     this.phase("waiting for the gateway");
     try {
       const response = await call(`blocks/${id}`, key, { signal });
-      for await (const { kind, data } of eventsOf(response)) this.take(kind, JSON.parse(data));
+      for await (const { kind, data } of eventsOf(response)) if (this.id === id) this.take(kind, JSON.parse(data));
     } catch (error) {
-      if (!signal.aborted) {
-        this.phase("not shown");
-        this.note(`${error.message}.`);
-      }
+      if (this.id !== id) return;
+      if (signal.aborted) return this.end();
+      this.phase("not shown");
+      this.note(`${error.message}.`);
     }
-    if (signal.aborted) this.end();
   }
 
   take(kind, state) {
@@ -76,7 +77,7 @@ export class Paging {
   }
 
   end() {
-    if (!this.last) return this.phase("ended");
+    if (!this.last) return this.phase("ended before it had blocks");
     this.phase("ended");
     find("#paging").classList.add("over");
     const full = this.last.committed;
@@ -103,15 +104,16 @@ export class Paging {
     this.showFacts();
     find("#table-title").hidden = false;
     find("#table").replaceChildren(...blockStrip({ ...one, keyed: one.table.map((_, at) => one.first + at < one.committed), size: this.size },
-      (block) => this.grid.mark(this.own(), block, true)).filter((child) => child !== ""));
+      (block) => this.choose(block)).filter((child) => child !== ""));
     const cells = new Uint32Array(this.pool + 1);
     if (one.tier === "device") one.table.forEach((block, at) => (cells[block] = HELD | (one.first + at < one.committed ? KEYED : 0) | (Math.min(255, one.counts[at]) << 8)));
     this.grid.show(cells);
-    this.grid.mark(this.own(), 0, false);
+    if (!one.table.includes(this.grid.selected)) this.choose(0);
   }
 
-  own() {
-    return this.last?.tier === "device" ? this.last.table : [];
+  // Marks a block of the table in the pool; 0: none.
+  choose(block) {
+    this.grid.mark([], this.last?.tier === "device" ? block : 0, true);
   }
 
   slots({ tokens, room, blocks }) {
