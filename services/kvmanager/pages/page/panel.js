@@ -9,12 +9,12 @@ const MAX_KEY = 40;
 // Each entry: the style of the swatch, the name, and what it means.
 export const LEGEND = [
   ["free", "free", "No holder and no contents"],
-  ["cached", "cached", "No holder; its contents can be hit until it is evicted"],
+  ["cached", "cached", "No holder; can be hit until it is evicted"],
   ["held", "held by one", "One holder, a table entry or a pin; full"],
-  ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
-  ["shared", "shared", "Several holders; large cells show how many"],
+  ["partly", "partly filled", "Held, not all slots have tokens: upper half pale"],
+  ["shared", "shared", "Several holders; a large cell shows how many"],
   ["pinned", "pinned", "Held by a pin"],
-  ["withheld", "withheld", "Taken out of circulation because of a fault"],
+  ["withheld", "withheld", "Taken out of use because of a fault"],
 ];
 
 const STATES = { free: "It has no holder and no key.", cached: "It has no holder, but its contents can be hit until it is evicted.", held: "", withheld: "It was withheld because of a fault." };
