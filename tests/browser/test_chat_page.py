@@ -94,7 +94,6 @@ def send(watched: Watched, text: str = DRAFT) -> None:
 
 def test_the_block_table_beside_a_streamed_answer_is_the_managers(quire: RunningQuire, page: Watched) -> None:
     page.page.route(CHATS, slow)
-    page.page.fill("#limit", "200") if page.page.is_visible("#limit") else None
     send(page)
     page.wait_for("() => document.querySelectorAll('#table .strip li').length >= 3")
     shown = page.evaluate(TABLE)
@@ -119,7 +118,8 @@ def test_a_next_turn_shows_its_hits_and_the_history_is_sent_again(quire: Running
     for text in (DRAFT, "And of mountains"):
         send(page, text)
         page.wait_for(
-            "() => document.querySelector('#status span').textContent === 'ready' && window.chatPage.conversation.length % 2 === 0"
+            "() => document.querySelector('#status span').textContent === 'ready'"
+            " && window.chatPage.conversation.length % 2 === 0"
         )
     roles = page.evaluate("() => window.chatPage.conversation.map(one => one.role)")
     assert roles == ["user", "assistant"] * 2
