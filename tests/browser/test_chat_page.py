@@ -55,7 +55,12 @@ def quire(tiny_model: Callable[[str], Path]) -> Iterator[RunningQuire]:
 @pytest.fixture
 def page(quire: RunningQuire, watched: Watched) -> Watched:
     watched.open(f"{quire.http_url}/chat/")
+    limit(watched, 24)
     return watched
+
+
+def limit(watched: Watched, tokens: int) -> None:
+    watched.page.evaluate("tokens => { document.querySelector('#limit').value = tokens; }", tokens)
 
 
 def slow(route: "Route") -> None:
@@ -94,6 +99,7 @@ def send(watched: Watched, text: str = DRAFT) -> None:
 
 def test_the_block_table_beside_a_streamed_answer_is_the_managers(quire: RunningQuire, page: Watched) -> None:
     page.page.route(CHATS, slow)
+    limit(page, 200)
     send(page)
     page.wait_for("() => document.querySelectorAll('#table .strip li').length >= 3")
     shown = page.evaluate(TABLE)
@@ -115,12 +121,9 @@ def test_the_block_table_beside_a_streamed_answer_is_the_managers(quire: Running
 
 
 def test_a_next_turn_shows_its_hits_and_the_history_is_sent_again(quire: RunningQuire, page: Watched) -> None:
-    for text in (DRAFT, "And of mountains"):
+    for turn, text in enumerate((DRAFT, "And of mountains"), 1):
         send(page, text)
-        page.wait_for(
-            "() => document.querySelector('#status span').textContent === 'ready'"
-            " && window.chatPage.conversation.length % 2 === 0"
-        )
+        page.wait_for("count => window.chatPage.conversation.length === count", 2 * turn)
     roles = page.evaluate("() => window.chatPage.conversation.map(one => one.role)")
     assert roles == ["user", "assistant"] * 2
     assert page.evaluate("() => window.chatPage.paging.cached.cached") >= 16, "the second prompt begins with the first"
@@ -183,8 +186,7 @@ def test_calls_of_tools_are_shown_and_their_results_are_sent(page: Watched) -> N
 
 def test_a_refused_message_is_shown_with_the_reason_and_comes_back_as_draft(page: Watched) -> None:
     page.expected = ("400", "404")
-    page.page.click("#options summary")
-    page.page.fill("#limit", "1000000")
+    limit(page, 1_000_000)
     send(page)
     page.page.wait_for_selector(".message.error")
     assert "max_completion_tokens" in page.page.inner_text(".message.error")
@@ -204,6 +206,7 @@ def test_an_api_key_is_asked_for_and_stored_nowhere(
         watched.page.fill("#key", KEY)
         watched.page.press("#key", "Tab")
         watched.page.wait_for_selector("html[data-state=live]")
+        limit(watched, 24)
         send(watched)
         watched.page.wait_for_selector(".message.whole")
         watched.page.wait_for_selector("#table .strip li")
