@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
 import grpc
 
@@ -120,11 +121,12 @@ class PrefixLookup:
     ) -> kvmanager_pb2.GetRequestBlocksResponse | None:
         """Return what a request holds, or None if it holds nothing. Raises Unavailable if a KV manager is missing.
 
-        The KV manager of the engine that `request` names is asked alone, if it still has the request.
+        The KV manager of the engine that `request` names is asked alone, as long as it has the request.
         """
-        known = self._clients.get(self._manager_of.get(request.engine_id, ""))
-        if known and (found := await known.request_blocks(request)):
-            return found
+        if known := self._clients.get(self._manager_of.get(request.engine_id, "")):
+            with suppress(Unavailable):
+                if found := await known.request_blocks(request):
+                    return found
         clients = dict(self._clients)
         calls = (client.request_blocks(request) for client in clients.values())
         answers = await asyncio.gather(*calls, return_exceptions=True)
