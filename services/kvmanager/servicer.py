@@ -175,6 +175,8 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     ) -> pb.GetRequestBlocksResponse:
         """Return the blocks of one request."""
         async with abort_on_error(context):
+            if not request.request_id:
+                raise InvalidField("request_id must not be empty", "request_id")
             entries = _page_size(request.entry_count, _MAX_ENTRY_PAGE, "entry_count")
             work = self._manager.finding_request(request.request_id, request.engine_id, request.group)
             session, group = await run_in_slices(work)

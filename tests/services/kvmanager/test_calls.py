@@ -378,7 +378,8 @@ OUT_OF_RANGE = [
     ("GetBlockMap", pb.GetBlockMapRequest(block_count=-1), INVALID, "block_count"),
     ("GetBlockMap", pb.GetBlockMapRequest(first_block=-1), INVALID, "first_block"),
     ("ListSequences", pb.ListSequencesRequest(page_size=-1), INVALID, "page_size"),
-    ("GetRequestBlocks", pb.GetRequestBlocksRequest(entry_count=-1), INVALID, "entry_count"),
+    ("GetRequestBlocks", pb.GetRequestBlocksRequest(request_id="a", entry_count=-1), INVALID, "entry_count"),
+    ("GetRequestBlocks", pb.GetRequestBlocksRequest(), INVALID, "request_id"),
     ("ListSequences", pb.ListSequencesRequest(page_token="next"), INVALID, "page_token"),
     ("ListSequences", pb.ListSequencesRequest(page_token="9" * 5000), INVALID, "page_token"),
 ]
