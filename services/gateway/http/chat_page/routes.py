@@ -16,6 +16,7 @@ from services.gateway.http.json_request import ApiRoute
 from services.gateway.http.openai.translation import CHAT_ID_PREFIX
 from services.gateway.http.routes.context import HeadRouter, handler_of, json_response
 from services.runtime.errors import InvalidField, PermissionDenied
+from services.runtime.http.disconnect import while_connected
 from services.runtime.http.server_sent_events import ServerSentEvents
 from services.runtime.pages.guard import HEADERS, is_this_machine
 from services.runtime.pages.static_files import static_pages
@@ -59,7 +60,7 @@ def _readings(watches: BlockWatches, host: list[Any]) -> APIRouter:
         if not _UNGUESSABLE.fullmatch(request_id):
             raise InvalidField("request_id must have 32 hexadecimal digits, as the page's own have", "request_id")
         events = watches.watch(request.state.caller, f"{CHAT_ID_PREFIX}{request_id}")
-        return ServerSentEvents(await anext(events), events, _PRIVATE)
+        return ServerSentEvents(await while_connected(request.receive, anext(events)), events, _PRIVATE)
 
     return router
 
