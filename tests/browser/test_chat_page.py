@@ -13,7 +13,7 @@ from services.gateway.access.api_keys import make_key
 from tests.api_keys import write_keys
 from tests.browser.conftest import Watched
 from tests.load import SLOW_SEED
-from tests.running_quire import CALL_SECONDS, RunningQuire, start_quire
+from tests.running_quire import CALL_SECONDS, RunningQuire, RunningService, start_quire
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -194,29 +194,36 @@ def test_a_refused_message_is_shown_with_the_reason_and_comes_back_as_draft(page
     assert page.evaluate("() => window.chatPage.conversation.length") == 0
 
 
-def test_an_api_key_is_asked_for_and_stored_nowhere(
-    tiny_model: Callable[[str], Path], tmp_path: Path, watched: Watched
-) -> None:
-    keys = write_keys(tmp_path / "keys.toml", {KEY: "tenant = 'page'"})
-    quire = start_quire("--model", str(tiny_model("llama")), *POOL, "--api-keys", str(keys))
-    try:
-        watched.expected = ("401",)
-        watched.page.goto(f"{quire.http_url}/chat/")
-        watched.page.wait_for_selector("#status >> text=an API key is needed")
-        watched.page.fill("#key", KEY)
-        watched.page.press("#key", "Tab")
-        watched.page.wait_for_selector("html[data-state=live]")
-        limit(watched, 24)
-        send(watched)
-        watched.page.wait_for_selector(".message.whole")
-        watched.page.wait_for_selector("#table .strip li")
-        assert watched.evaluate(STORED) == [0] * 5
-        assert KEY not in watched.page.content()
-        watched.page.reload()
-        watched.page.wait_for_selector("#status >> text=an API key is needed")
-        assert watched.page.input_value("#key") == ""
-    finally:
-        quire.close()
+@pytest.fixture
+def keyed_url(quire: RunningQuire, tmp_path: Path) -> Iterator[str]:
+    """The page of a gateway that needs API keys, at the same engine."""
+    gateway = RunningService(
+        *("gateway", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--pages", "chat"),
+        *("--engines", quire.addresses["engine"], "--kvmanager", quire.addresses["KV manager"]),
+        *("--api-keys", str(write_keys(tmp_path / "keys.toml", {KEY: "tenant = 'page'"}))),
+    )
+    gateway.output.wait_for("gateway is ready")
+    yield gateway.output.wait_for("chat page at ").split(" at ")[1]
+    gateway.close()
+
+
+def test_an_api_key_is_asked_for_and_stored_nowhere(keyed_url: str, watched: Watched) -> None:
+    watched.expected = ("401",)
+    watched.page.goto(keyed_url)
+    watched.page.wait_for_selector("#status >> text=an API key is needed")
+    watched.page.fill("#key", KEY)
+    watched.page.press("#key", "Tab")
+    watched.page.wait_for_selector("html[data-state=live]")
+    watched.page.route(CHATS, slow)  # so that its blocks are seen
+    limit(watched, 40)
+    send(watched)
+    watched.page.wait_for_selector("#table .strip li")
+    watched.page.wait_for_selector(".message.whole")
+    assert watched.evaluate(STORED) == [0] * 5
+    assert KEY not in watched.page.content()
+    watched.page.reload()
+    watched.page.wait_for_selector("#status >> text=an API key is needed")
+    assert watched.page.input_value("#key") == ""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
