@@ -276,14 +276,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._run_in_background(session.pool.dismantle())
 
     def _run_in_background(self, work: Generator[None, None, None]) -> None:
-        task = asyncio.ensure_future(self._run_in_turns(work))
+        task = asyncio.ensure_future(self._handshakes.run_in_turns(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _run_in_turns(self, work: Generator[None, None, None]) -> None:
-        """Run work in slices that take turns with those of handshakes."""
-        while await self._handshakes.next_slice(work):
-            pass
 
     async def _apply(self, session: Session, request: bytes) -> pb.StepResult:
         """Apply a Step and write the result. Most Steps take one slice."""

@@ -98,7 +98,9 @@ def show_chat(page: "Page") -> None:
     for number, text in enumerate(_TURNS, 1):
         page.fill("#draft", text)
         page.press("#draft", "Enter")
-        page.wait_for_function("most => document.querySelectorAll('#table .strip li').length > most", arg=4 * number)
+        page.wait_for_function(
+            "most => document.querySelectorAll('#table .strip li').length > most", arg=1 + 2 * number
+        )
         if number < len(_TURNS):
             page.click("#send")
             page.wait_for_selector("#paging.over")
