@@ -47,14 +47,14 @@ def _readings(watches: BlockWatches, host: list[Any]) -> APIRouter:
     own_pages = [*host, Depends(_refuse_other_pages)]
     router = APIRouter(route_class=ApiRoute, dependencies=own_pages, include_in_schema=False)
 
-    @router.get(f"{PATH}models")
+    @router.get("/chat/models")
     async def models(request: Request) -> Response:
         """Describe the served models, as far as the page draws them."""
         names = ("model", "context_tokens", "block_size", "device_blocks")
         found = [{name: getattr(one, name) for name in names} for one in handler_of(request).models()]
         return json_response({"models": found}, _PRIVATE)
 
-    @router.get(f"{PATH}blocks/{{request_id}}")
+    @router.get("/chat/blocks/{request_id}")
     async def blocks(request: Request, request_id: str) -> Response:
         """Stream what one request holds."""
         if not _UNGUESSABLE.fullmatch(request_id):
