@@ -14,7 +14,7 @@ KVManagerError
 ├── StepOutOfOrder           a step number that is not a new highest
 ├── UnknownPool              no engine with this id is attached
 ├── UnknownKind              the pool has no such kind of blocks
-├── UnknownRequest           the ledger has no event of the request
+├── UnknownRequest           no pool, or no event of the ledger, is of the request
 ├── StaleIncarnation         a newer incarnation of the engine is attached
 └── SessionReplaced          a newer session of the engine replaced this one
 """
@@ -84,7 +84,7 @@ class UnknownKind(KVManagerError):
 
 
 class UnknownRequest(KVManagerError):
-    """The ledger has no event of the request: there was none, or it is no longer kept."""
+    """No event of the request is in the ledger: there was none, or it is no longer kept. Or it holds no blocks now."""
 
 
 class StaleIncarnation(KVManagerError):

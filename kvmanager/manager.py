@@ -20,6 +20,7 @@ from kvmanager.errors import (
     StaleIncarnation,
     TooManyBlocks,
     UnknownPool,
+    UnknownRequest,
 )
 from kvmanager.history.ledger import Ledger
 from kvmanager.lookup import PrefixHolding, lookup_prefix
@@ -297,6 +298,23 @@ class KVManager:
             attached = ", ".join(sorted(self._sessions)[:_MAX_LISTED_ENGINES]) or "none"
             raise UnknownPool(f"engine {truncated(engine_id)!r} is not attached (attached: {attached})")
         return self._sessions[engine_id]
+
+    def finding_request(
+        self, request_id: str, engine_id: str = "", group: int = 0
+    ) -> Generator[None, None, tuple[Session, int]]:
+        """Find, in slices, the pool that holds a request's blocks, and the request's group there.
+
+        The group of an engine is looked at first; without it, this takes time by the number of live groups. The
+        generator raises UnknownRequest.
+        """
+        known = self._sessions.get(engine_id)
+        if known and known.pool.is_of(group, request_id):
+            return known, group
+        for session in self.sessions():
+            found = yield from session.pool.finding_group(request_id)
+            if found is not None:
+                return session, found
+        raise UnknownRequest(f"request {truncated(request_id)!r} holds no blocks")
 
     def audit(self, session: Session) -> Generator[list[Violation]]:
         """Audit a session's pool once, in slices; each yields the violations found. Ends when the session ends.

@@ -225,6 +225,20 @@ class Pool:
             lowest = sorted([*lowest, *later])[:count]
         return [self.sequences[sequence_id] for sequence_id in lowest if sequence_id in self.sequences]
 
+    def is_of(self, group: int, request_id: str) -> bool:
+        """Return whether a group is live and belongs to a request."""
+        first = next(iter(self.groups.get(group, ())), None)
+        return first is not None and self.sequences[first].request_id == request_id
+
+    def finding_group(self, request_id: str) -> Generator[None, None, int | None]:
+        """Find, in slices, the latest live group of a request; the return value is None if there is none."""
+        for number, group in enumerate(reversed(list(self.groups)), 1):
+            if self.is_of(group, request_id):
+                return group
+            if not number % _SLICE_IDS:
+                yield
+        return None
+
     def computed_tokens(self) -> int:
         """Return the number of computed tokens in held device blocks; tokens of shared blocks count once."""
         return self.slots().tokens

@@ -141,6 +141,10 @@ class RequestHandler:
         count = sum(sequences_of(one).count for one in prompts)
         self._limits.tenants.check_count(origin.caller, Sequences(count, "prompt"))
 
+    def is_live(self, caller: Caller, request_id: str) -> bool:
+        """Return whether a request of the caller's tenant is at this gateway and has not ended."""
+        return qualified(caller.tenant, request_id) in self._live_ids
+
     @property
     def in_flight(self) -> int:
         """Number of admitted requests that have not ended."""

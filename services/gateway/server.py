@@ -31,7 +31,7 @@ from services.gateway.observe.request_log import RequestLog
 from services.gateway.observe.tenant_usage import TenantUsage
 from services.gateway.request_handler import RequestHandler, RequestLimits
 from services.gateway.servicer import GatewayServicer, ParsingInterceptor
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import CHAT, GatewaySettings
 from services.runtime import transport
 from services.runtime.errors import RejectionReason, Unauthenticated
 from services.runtime.service import Readiness
@@ -141,8 +141,12 @@ class GatewayService:
             self._observer,
             self.authenticate,
             context,
+            self._lookup,
         )
-        log.info("gateway listens for HTTP at %s", await self._http.start(self._settings.http_listen))
+        url = await self._http.start(self._settings.http_listen)
+        log.info("gateway listens for HTTP at %s", url)
+        if self._settings.pages == CHAT:
+            log.info("chat page at %s/chat/", url)
 
     async def run(self) -> None:
         """Maintain the links to engines, reload changed files, and prune old state, until cancelled."""

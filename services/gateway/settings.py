@@ -11,8 +11,10 @@ from services.runtime.addresses import check_http_listen_address, check_listen_a
 from services.runtime.logs import records
 from services.runtime.metrics.vllm_names import COMPAT, METRICS_COMPAT
 from services.runtime.ports import ENGINE, GATEWAY, local
-from services.runtime.settings import check, setting
+from services.runtime.settings import Requires, check, setting
 from services.runtime.tracing.export import OTLP_ENDPOINT
+
+NO_PAGES, CHAT = "none", "chat"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ class GatewaySettings:
         "Origins of web pages that may call the HTTP API, separated by commas, such as https://chat.example; * for "
         "all. Empty: none.",
         form=check_origins,
+    )
+    pages: str = setting(
+        NO_PAGES,
+        "Web page to serve with the HTTP API. chat: a conversation at /chat/ that shows the blocks of its requests; "
+        "`quire serve` has it where only this machine reaches the HTTP API.",
+        choices=(NO_PAGES, CHAT),
+        requires=(Requires("http_listen", without=("",), because="the HTTP API serves it"),),
     )
     max_connection_age_seconds: float = setting(
         0.0,

@@ -80,6 +80,11 @@ class Handshakes:
             await asyncio.sleep(self.pause_seconds)
             return True
 
+    async def run_in_turns(self, work: Generator[None, None, None]) -> None:
+        """Run work in slices that take turns with those of handshakes."""
+        while await self.next_slice(work):
+            pass
+
     @property
     def pause_seconds(self) -> float:
         """The pause between two slices: 0 if no engine is attached, because then no block step can wait."""

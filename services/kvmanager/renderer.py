@@ -22,7 +22,6 @@ from kvmanager.history.explanation import (
 # If gateways require API keys, the request ids of engines are tenant/id.
 _TENANT_PREFIX = re.compile(r"\b([Rr]equest) [A-Za-z0-9._-]{1,64}/(?=\S)")
 _MAX_RANGES = 4
-_MAX_NAME_LENGTH = 12
 
 _EFFECTS = {
     StepItem.COMMIT: "{sequence} committed {blocks} to the prefix cache",
@@ -84,8 +83,15 @@ def without_tenants(text: str) -> str:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event for the page: number, step, text, and sequence (0 if none)."""
-    return {"event": event.number, "step": event.step, "sequence": event.sequence, "text": sentence(event)}
+    """Return an event for the page: number, step, text, the request's name in it, and sequence (0 if none)."""
+    name = request_name(event.request_id)
+    return {
+        "event": event.number,
+        "step": event.step,
+        "sequence": event.sequence,
+        "request": name,
+        "text": sentence(event),
+    }
 
 
 def sentence(event: Event) -> str:
@@ -137,8 +143,7 @@ def _pin_change(event: Event, sequence: str, blocks: str) -> str:
 def _sequence(event: Event) -> str:
     name = f"sequence {event.sequence}" if event.sequence else f"group {event.group}"
     request = request_name(event.request_id)
-    shown = request if len(request) <= _MAX_NAME_LENGTH else f"{request[:_MAX_NAME_LENGTH]}…"
-    return f"{name} ({shown})" if request else name
+    return f"{name} ({request})" if request else name
 
 
 def _evicted(event: Event) -> str:

@@ -25,7 +25,7 @@ from services.runtime.statuses import abort_on_error
 from services.runtime.tracing.spans import Tracing
 from services.wire.attach import registered_message
 from services.wire.lookup import holdings_message, read_lookup
-from services.wire.pool import block_map_message, pool_message, sequences_message
+from services.wire.pool import block_map_message, pool_message, request_blocks_message, sequences_message
 from services.wire.step_reader import read_step
 from services.wire.step_result import result_message
 
@@ -33,7 +33,12 @@ _CANCEL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.001
 _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
+<<<<<<< HEAD
 # Units of work of a block step without a pause: about half a millisecond.
+=======
+_MAX_ENTRY_PAGE = 512
+# Units of work of a Step without a pause: about half a millisecond.
+>>>>>>> chat
 _STEP_WORK = 1000
 # Each may have a message in memory.
 _MAX_STREAMS = 256
@@ -169,6 +174,18 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             found = await run_in_slices(pool.listing_sequences(after, size + 1))
             return await run_in_slices(sequences_message(pool, found, size))
 
+    async def GetRequestBlocks(  # noqa: N802
+        self, request: pb.GetRequestBlocksRequest, context: Context
+    ) -> pb.GetRequestBlocksResponse:
+        """Return the blocks of one request."""
+        async with abort_on_error(context):
+            if not request.request_id:
+                raise InvalidField("request_id must not be empty", "request_id")
+            entries = _page_size(request.entry_count, _MAX_ENTRY_PAGE, "entry_count")
+            work = self._manager.finding_request(request.request_id, request.engine_id, request.group)
+            session, group = await run_in_slices(work)
+            return request_blocks_message(session, group, entries)
+
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """Explain a request."""
         async with abort_on_error(context):
@@ -263,14 +280,9 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._run_in_background(session.pool.dismantle())
 
     def _run_in_background(self, work: Generator[None, None, None]) -> None:
-        task = asyncio.ensure_future(self._run_in_turns(work))
+        task = asyncio.ensure_future(self._handshakes.run_in_turns(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _run_in_turns(self, work: Generator[None, None, None]) -> None:
-        """Run work in slices that take turns with those of handshakes."""
-        while await self._handshakes.next_slice(work):
-            pass
 
     async def _apply(self, session: Session, request: bytes) -> pb.StepResult:
         """Apply a Step and write the result. Most Steps take one slice."""

@@ -17,6 +17,8 @@ _OMITTED = ("boot_id", "started_after_boot", "windows", "retention_tokens")
 _PAGE_BLOCKS = 2048
 _PAGE_SEQUENCES = 64
 _PAGE_ENTRIES = 65_536
+# Sequences of one request that are shown.
+_SHOWN_SEQUENCES = 16
 
 
 def pool_message(session: Session) -> pb.PoolInfo:
@@ -78,6 +80,43 @@ def sequences_message(
     if written < len(found):
         page.next_page_token = str(found[written - 1].id)
     return page
+
+
+def request_blocks_message(session: Session, group: int, entries: int) -> pb.GetRequestBlocksResponse:
+    """Write what the sequences of a group hold, with the latest `entries` of each table."""
+    pool = session.pool
+    sequences = sorted(pool.groups.get(group, ()))
+    return pb.GetRequestBlocksResponse(
+        engine_id=pool.spec.engine_id,
+        group=group,
+        block_size=pool.spec.block_size,
+        device_blocks=pool.spec.device_blocks,
+        sequences=[_sequence_blocks(pool, pool.sequences[one], entries) for one in sequences[:_SHOWN_SEQUENCES]],
+        sequence_count=len(sequences),
+    )
+
+
+def _sequence_blocks(pool: Pool, sequence: SequenceTable, entries: int) -> pb.SequenceBlocks:
+    tier = pool.host if sequence.swapped else pool.device
+    first = max(0, len(sequence.table) - entries)
+    blocks = sequence.table[first:]
+    return pb.SequenceBlocks(
+        sequence=sequence.id,
+        swapped=sequence.swapped,
+        computed_tokens=sequence.computed_tokens,
+        room_tokens=sequence.room_tokens,
+        prompt_tokens=sequence.prompt_tokens,
+        committed_blocks=sequence.committed_blocks,
+        block_count=len(sequence.table),
+        first_index=first,
+        block_ids=blocks,
+        counts=[tier.ref_count(block) for block in blocks],
+        windows=[
+            pb.WindowBlocks(kind=kind.kind_name, block_count=len(own.table), dropped=own.dropped)
+            for kind in pool.windows
+            if (own := kind.sequences.get(sequence.id))
+        ],
+    )
 
 
 def block_map_message(tier: Tier, first: int, count: int) -> Generator[None, None, pb.GetBlockMapResponse]:

@@ -1,6 +1,6 @@
 """Take the pictures of the pages in docs/images: `python -m tests.browser.take_screenshots [FOLDER]`.
 
-Real services with the demo model, real requests, a real browser: the block map and the sandbox, at 1280 and 400
+Real services with the demo model, real requests, a real browser: block map, sandbox and chat page, at 1280 and 400
 pixels, light and dark. Requests are as good as equal in each run; block ids and step numbers differ with the timing.
 """
 
@@ -30,6 +30,7 @@ WINDOWS = {"": (1280, 800), "-narrow": (400, 860)}
 SCHEMES: dict[str, Literal["light", "dark"]] = {"": "light", "-dark": "dark"}
 _TOKENS = 900
 _PREFIX = "You write short, plain sentences about rivers, bread, and the sea, and you number them. " * 12
+_TURNS = ("Why is bread better by the sea? Explain it in a few sentences.", "And at a river, in the mountains?")
 _ENGINE = ("--engine-id", "engine-1", "--device-blocks", "480", "--host-blocks", "64", "--max-sequences", "16")
 
 
@@ -39,13 +40,15 @@ def main(folder: Path) -> None:
 
     if not CHROMIUM:
         sys.exit("chromium is not installed: install it, or name it in CHROMIUM")
-    quire = start_quire("--model", "demo", "--map-listen", "127.0.0.1:0", "--dtype", "auto", *_ENGINE)
+    listen = ("--map-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    quire = start_quire("--model", "demo", *listen, "--dtype", "auto", *_ENGINE)
     try:
         with sync_playwright() as running:
             browser = running.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
             with under_load(quire):
                 take(browser, quire.map_url, "block-map", folder, show_map)
             take(browser, f"{quire.map_url}/sandbox", "sandbox", folder, show_sandbox)
+            take(browser, f"{quire.http_url}/chat/", "chat", folder, show_chat)
             browser.close()
     finally:
         quire.close()
@@ -88,6 +91,20 @@ def show_sandbox(page: "Page") -> None:
         before = page.get_attribute("html", "data-operation")
         page.click("#beam")
         page.wait_for_function("before => document.documentElement.dataset.operation !== before", arg=before)
+
+
+def show_chat(page: "Page") -> None:
+    """Stop in the middle of the second answer, whose first blocks are hits."""
+    for number, text in enumerate(_TURNS, 1):
+        page.fill("#draft", text)
+        page.press("#draft", "Enter")
+        page.wait_for_function(
+            "most => document.querySelectorAll('#table .strip li').length > most", arg=1 + 2 * number
+        )
+        if number < len(_TURNS):
+            page.click("#send")
+            page.wait_for_selector("#paging.over")
+    page.wait_for_function("() => window.chatPage.paging.cached")
 
 
 @contextmanager

@@ -235,10 +235,10 @@ def test_block_states_differ_in_lightness_or_marks(
         const colours = window.blockMap.grids.device.colours;
         const bright = (hex) => [1, 3, 5].map(at => (parseInt(hex.slice(at, at + 2), 16) / 255) ** 2.2)
             .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
-        return Object.fromEntries(["free", "held", "shared2", "cached"].map(name => [name, bright(colours[name])]));
+        return Object.fromEntries(["free", "held", "shared", "cached"].map(name => [name, bright(colours[name])]));
     }""")
     ratios = [
         (max(luminance[one], luminance[other]) + 0.05) / (min(luminance[one], luminance[other]) + 0.05)
-        for one, other in (("free", "held"), ("held", "shared2"), ("held", "cached"))
+        for one, other in (("free", "held"), ("held", "shared"), ("held", "cached"))
     ]
     assert min(ratios) > 1.5

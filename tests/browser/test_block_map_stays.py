@@ -35,8 +35,8 @@ SIGNS = """() => {
         const [low, high] = [bright(one), bright(other)].sort((a, b) => a - b);
         return (high + 0.05) / (low + 0.05);
     };
-    return Object.fromEntries(['cached', 'held', 'shared2', 'shared3', 'shared5', 'withheld'].map(name =>
-        [name, contrast(colours[name], colours[name === 'shared5' ? 'mark-many' : 'mark'])]));
+    return Object.fromEntries(['cached', 'held', 'shared', 'withheld'].map(name =>
+        [name, contrast(colours[name], colours.mark)]));
 }"""
 LONG = "tenant/chatcmpl-0123456789abcdef0123456789abcdef-of-an-agent"
 
@@ -159,7 +159,7 @@ def test_a_partly_filled_block_has_a_pale_upper_half_as_the_legend_says(stream: 
     full, partly = watched.page.evaluate(HALVES, 1), watched.page.evaluate(HALVES, 2)
     assert full[0] == full[1] == partly[1] != partly[0]
     legend = watched.page.inner_text("#legend").split("\n")
-    states = ["free", "cached", "held by one", "partly filled", "by 2", "by 3\u20134", "by 5+", "pinned", "withheld"]
+    states = ["free", "cached", "held by one", "partly filled", "shared", "pinned", "withheld"]
     assert legend == states
 
 

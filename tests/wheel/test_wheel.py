@@ -83,9 +83,8 @@ def test_the_wheel_contains_what_is_needed_and_names_the_systems_that_can_load_i
         for path in (ROOT / "protos" / "quire" / "v1").glob("*.proto")
         for kind in ("", "_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
     }
-    pages = {
-        f"services/kvmanager/pages/page/{path.name}" for path in (ROOT / "services/kvmanager/pages/page").iterdir()
-    }
+    folders = ("gateway/http/chat_page/page", "kvmanager/pages/page", "runtime/pages/shared")
+    pages = {f"services/{folder}/{path.name}" for folder in folders for path in (ROOT / "services" / folder).iterdir()}
     expected = {*kernels, *(re.sub(r"\.proto_", "_", name) for name in protos), *pages, "quire/v1/py.typed"}
     assert expected - names == set()
     assert {name.split("/")[0] for name in names} == {

@@ -1907,6 +1907,172 @@ class WindowTable(_message.Message):
 Global___WindowTable: _TypeAlias = WindowTable  # noqa: Y015
 
 @_typing.final
+class GetRequestBlocksRequest(_message.Message):
+    """Request for the blocks of one request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ENTRY_COUNT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As engines have it: with the tenant before it where gateways require API keys."""
+    engine_id: _builtins.str
+    """Engine and group of an earlier answer, where the request is looked for first. Empty and 0: none."""
+    group: _builtins.int
+    entry_count: _builtins.int
+    """Maximum number of table entries of each sequence, the latest ones. 0 means 512, which is also the limit."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        engine_id: _builtins.str = ...,
+        group: _builtins.int = ...,
+        entry_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "entry_count", b"entry_count", "group", b"group", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestBlocksRequest: _TypeAlias = GetRequestBlocksRequest  # noqa: Y015
+
+@_typing.final
+class GetRequestBlocksResponse(_message.Message):
+    """The blocks that the sequences of one request hold now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    group: _builtins.int
+    block_size: _builtins.int
+    """Of the pool."""
+    device_blocks: _builtins.int
+    sequence_count: _builtins.int
+    """Number of sequences of the request."""
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceBlocks]:
+        """At most 16, in order of their id."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        group: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        device_blocks: _builtins.int = ...,
+        sequences: _abc.Iterable[Global___SequenceBlocks] | None = ...,
+        sequence_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device_blocks", b"device_blocks", "engine_id", b"engine_id", "group", b"group", "sequence_count", b"sequence_count", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRequestBlocksResponse: _TypeAlias = GetRequestBlocksResponse  # noqa: Y015
+
+@_typing.final
+class SequenceBlocks(_message.Message):
+    """The latest entries of one sequence's block table, with the state of their blocks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    SWAPPED_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ROOM_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMMITTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    swapped: _builtins.bool
+    """The blocks are in the host tier."""
+    computed_tokens: _builtins.int
+    room_tokens: _builtins.int
+    """Tokens that its blocks have room for."""
+    prompt_tokens: _builtins.int
+    """Tokens of its Allocate."""
+    committed_blocks: _builtins.int
+    """Leading blocks with keys."""
+    block_count: _builtins.int
+    """Number of blocks in its table."""
+    first_index: _builtins.int
+    """Index in the table of the first block below."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Number of holders of each: table entries and pins."""
+
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WindowBlocks]:
+        """Number of its blocks in each window kind, in order."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        swapped: _builtins.bool = ...,
+        computed_tokens: _builtins.int = ...,
+        room_tokens: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        committed_blocks: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        first_index: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        windows: _abc.Iterable[Global___WindowBlocks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_ids", b"block_ids", "committed_blocks", b"committed_blocks", "computed_tokens", b"computed_tokens", "counts", b"counts", "first_index", b"first_index", "prompt_tokens", b"prompt_tokens", "room_tokens", b"room_tokens", "sequence", b"sequence", "swapped", b"swapped", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceBlocks: _TypeAlias = SequenceBlocks  # noqa: Y015
+
+@_typing.final
+class WindowBlocks(_message.Message):
+    """What a sequence holds of a window kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    block_count: _builtins.int
+    dropped: _builtins.int
+    """Leading blocks that have left the window."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        block_count: _builtins.int = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "dropped", b"dropped", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowBlocks: _TypeAlias = WindowBlocks  # noqa: Y015
+
+@_typing.final
 class LookupPrefixRequest(_message.Message):
     """Request for the cached tokens of a prompt in each pool."""
 

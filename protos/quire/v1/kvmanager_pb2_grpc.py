@@ -60,6 +60,11 @@ class KVManagerStub:
                 request_serializer=quire_dot_v1_dot_kvmanager__pb2.ListSequencesRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_kvmanager__pb2.ListSequencesResponse.FromString,
                 _registered_method=True)
+        self.GetRequestBlocks = channel.unary_unary(
+                '/quire.v1.KVManager/GetRequestBlocks',
+                request_serializer=quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksResponse.FromString,
+                _registered_method=True)
         self.LookupPrefix = channel.unary_unary(
                 '/quire.v1.KVManager/LookupPrefix',
                 request_serializer=quire_dot_v1_dot_kvmanager__pb2.LookupPrefixRequest.SerializeToString,
@@ -130,6 +135,13 @@ class KVManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRequestBlocks(self, request, context):
+        """The blocks of one request, for who shows them while it runs. NOT_FOUND: no pool has a sequence of it now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LookupPrefix(self, request, context):
         """Leading tokens of a prompt that each pool holds: a hint that reserves nothing.
         """
@@ -185,6 +197,11 @@ def add_KVManagerServicer_to_server(servicer, server):
                     servicer.ListSequences,
                     request_deserializer=quire_dot_v1_dot_kvmanager__pb2.ListSequencesRequest.FromString,
                     response_serializer=quire_dot_v1_dot_kvmanager__pb2.ListSequencesResponse.SerializeToString,
+            ),
+            'GetRequestBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequestBlocks,
+                    request_deserializer=quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksResponse.SerializeToString,
             ),
             'LookupPrefix': grpc.unary_unary_rpc_method_handler(
                     servicer.LookupPrefix,
@@ -343,6 +360,33 @@ class KVManager:
             '/quire.v1.KVManager/ListSequences',
             quire_dot_v1_dot_kvmanager__pb2.ListSequencesRequest.SerializeToString,
             quire_dot_v1_dot_kvmanager__pb2.ListSequencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequestBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.KVManager/GetRequestBlocks',
+            quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksRequest.SerializeToString,
+            quire_dot_v1_dot_kvmanager__pb2.GetRequestBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class KVManagerStub:
     """States of one pool's blocks, in pages. NOT_FOUND: no such pool."""
     ListSequences: _grpc.UnaryUnaryMultiCallable[_kvmanager_pb2.ListSequencesRequest, _kvmanager_pb2.ListSequencesResponse]
     """Sequences and their block tables, in pages. NOT_FOUND: no such pool."""
+    GetRequestBlocks: _grpc.UnaryUnaryMultiCallable[_kvmanager_pb2.GetRequestBlocksRequest, _kvmanager_pb2.GetRequestBlocksResponse]
+    """The blocks of one request, for who shows them while it runs. NOT_FOUND: no pool has a sequence of it now."""
     LookupPrefix: _grpc.UnaryUnaryMultiCallable[_kvmanager_pb2.LookupPrefixRequest, _kvmanager_pb2.LookupPrefixResponse]
     """Leading tokens of a prompt that each pool holds: a hint that reserves nothing."""
     Explain: _grpc.UnaryUnaryMultiCallable[_kvmanager_pb2.ExplainRequest, _kvmanager_pb2.ExplainResponse]
@@ -89,6 +91,8 @@ class KVManagerAsyncStub(KVManagerStub):
     """States of one pool's blocks, in pages. NOT_FOUND: no such pool."""
     ListSequences: _aio.UnaryUnaryMultiCallable[_kvmanager_pb2.ListSequencesRequest, _kvmanager_pb2.ListSequencesResponse]  # type: ignore[assignment]
     """Sequences and their block tables, in pages. NOT_FOUND: no such pool."""
+    GetRequestBlocks: _aio.UnaryUnaryMultiCallable[_kvmanager_pb2.GetRequestBlocksRequest, _kvmanager_pb2.GetRequestBlocksResponse]  # type: ignore[assignment]
+    """The blocks of one request, for who shows them while it runs. NOT_FOUND: no pool has a sequence of it now."""
     LookupPrefix: _aio.UnaryUnaryMultiCallable[_kvmanager_pb2.LookupPrefixRequest, _kvmanager_pb2.LookupPrefixResponse]  # type: ignore[assignment]
     """Leading tokens of a prompt that each pool holds: a hint that reserves nothing."""
     Explain: _aio.UnaryUnaryMultiCallable[_kvmanager_pb2.ExplainRequest, _kvmanager_pb2.ExplainResponse]  # type: ignore[assignment]
@@ -150,6 +154,14 @@ class KVManagerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvmanager_pb2.ListSequencesResponse, _abc.Awaitable[_kvmanager_pb2.ListSequencesResponse]]:
         """Sequences and their block tables, in pages. NOT_FOUND: no such pool."""
+
+    @_abc_1.abstractmethod
+    def GetRequestBlocks(
+        self,
+        request: _kvmanager_pb2.GetRequestBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvmanager_pb2.GetRequestBlocksResponse, _abc.Awaitable[_kvmanager_pb2.GetRequestBlocksResponse]]:
+        """The blocks of one request, for who shows them while it runs. NOT_FOUND: no pool has a sequence of it now."""
 
     @_abc_1.abstractmethod
     def LookupPrefix(

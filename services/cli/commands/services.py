@@ -12,9 +12,10 @@ from click.core import ParameterSource
 from services.cli.local.settings import LocalSettings
 from services.cli.options import options_of, settings_from, warn_of_unused_variables
 from services.engine.settings import EngineSettings
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import CHAT, NO_PAGES, GatewaySettings
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime.addresses import check_http_listen_address
+from services.runtime.exposure import is_local
 from services.runtime.ports import ENGINE, GATEWAY, KVMANAGER, local
 from services.runtime.settings import InvalidSetting
 
@@ -83,7 +84,7 @@ def _closed(settings: _Settings) -> _Settings:
 @click.command()
 @click.argument("served", metavar="[MODEL]", required=False)
 @options_of(LocalSettings)
-@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY, failover_seconds=_SECONDS_TO_RESTART)
+@options_of(GatewaySettings, leave_out=_NOT_OF_SERVES_GATEWAY, failover_seconds=_SECONDS_TO_RESTART, pages=CHAT)
 @options_of(EngineSettings, leave_out=NOT_OF_SERVES_ENGINE, variables=engine_variables("serve"))
 @options_of(KVManagerSettings, leave_out=_NOT_OF_SERVES_KVMANAGER)
 @_metrics_option(
@@ -117,6 +118,7 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
     del values["engines"]  # the gateway's setting of that name has their addresses
     engine_values = {name: value for name, value in values.items() if name not in NOT_OF_SERVES_ENGINE}
     engine = settings_from(EngineSettings, engine_values)
+    values["pages"] = _pages(values["pages"], values["http_listen"])
     gateway = _closed(settings_from(GatewaySettings, values))
     of_kvmanager = (*_OF_PORTS, *_OF_SERVES_KVMANAGER) if values["map_listen"] else _OF_SERVES_KVMANAGER
     kvmanager = _closed(settings_from(KVManagerSettings, {name: values[name] for name in of_kvmanager}))
@@ -132,6 +134,12 @@ def serve(served: str | None, metrics_listen: str, **values: Any) -> None:
             f" {gateway.link_timeout_seconds:g}: the gateway would lose engines between two heartbeats"
         )
     sys.exit(run(kvmanager, engine, gateway, metrics, local))
+
+
+def _pages(given: str, http_listen: str) -> str:
+    """Return the pages of `quire serve`: by default, those of an API that only this machine reaches."""
+    default = click.get_current_context().get_parameter_source("pages") is ParameterSource.DEFAULT
+    return NO_PAGES if default and not (http_listen and is_local(http_listen)) else given
 
 
 @click.command()

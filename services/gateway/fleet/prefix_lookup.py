@@ -1,14 +1,16 @@
-"""Client of the KV managers' LookupPrefix: how much of a prompt each engine has cached."""
+"""Client of the KV managers: how much of a prompt each engine has cached, and the blocks of a request."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
 import grpc
 
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.gateway.fleet.discovery import ServiceAddresses, watch_addresses
 from services.runtime import transport
+from services.runtime.errors import Unavailable
 from services.runtime.tls import ClientTLS
 from services.wire.lookup import holdings_of, lookup_message
 
@@ -18,6 +20,8 @@ _BACKOFF_SECONDS = 1.0
 # An engine that no KV manager knows is looked for at all of them, but not with every request.
 _SEARCH_SECONDS = 1.0
 _MAX_ENGINES = 10_000
+# Of a call for the blocks of a request, which a person looks at.
+_BLOCKS_TIMEOUT_SECONDS = 1.0
 
 log = logging.getLogger("quire.gateway")
 
@@ -25,7 +29,7 @@ Clock = Callable[[], float]
 
 
 class ManagerClient:
-    """Calls LookupPrefix of one KV manager. Opens its channel on first use, on the caller's event loop."""
+    """Calls one KV manager. Opens its channel on first use, on the caller's event loop."""
 
     def __init__(self, address: str, clock: Clock, tls: ClientTLS | None = None) -> None:
         self._address = address
@@ -38,11 +42,8 @@ class ManagerClient:
         """Return the cached leading tokens on the device of each engine, or None on failure."""
         if self._clock() < self._retry_at:
             return None
-        if self._channel is None:
-            self._channel = transport.channel(self._address, tls=self._tls)
         try:
-            stub = kvmanager_pb2_grpc.KVManagerStub(self._channel)
-            answer = await stub.LookupPrefix(request, timeout=_TIMEOUT_SECONDS)
+            answer = await self._stub().LookupPrefix(request, timeout=_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.debug("prefix lookup at the KV manager %s failed: %s", self._address, error.details())
             self._retry_at = self._clock() + _BACKOFF_SECONDS
@@ -50,6 +51,27 @@ class ManagerClient:
                 await self.close()  # so that the next channel loads the current certificates
             return None
         return {holding.engine_id: holding.device_tokens for holding in holdings_of(answer)}
+
+    async def request_blocks(
+        self, request: kvmanager_pb2.GetRequestBlocksRequest
+    ) -> kvmanager_pb2.GetRequestBlocksResponse | None:
+        """Return what a request holds, or None if it holds nothing here. Raises Unavailable."""
+        try:
+            return await self._stub().GetRequestBlocks(request, timeout=_BLOCKS_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise Unavailable("the KV manager is of an older version, which does not show requests") from error
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await self.close()
+            log.debug("blocks of a request at the KV manager %s: %s", self._address, error.details())
+            raise Unavailable("the KV manager does not answer") from error
+
+    def _stub(self) -> "kvmanager_pb2_grpc.KVManagerAsyncStub":
+        if self._channel is None:
+            self._channel = transport.channel(self._address, tls=self._tls)
+        return kvmanager_pb2_grpc.KVManagerStub(self._channel)
 
     async def close(self) -> None:
         """Close the channel after the calls in flight."""
@@ -93,6 +115,28 @@ class PrefixLookup:
                 found |= answer
                 self._learn(address, answer)
         return found if any(answer is not None for answer in answers) else None
+
+    async def request_blocks(
+        self, request: kvmanager_pb2.GetRequestBlocksRequest
+    ) -> kvmanager_pb2.GetRequestBlocksResponse | None:
+        """Return what a request holds, or None if it holds nothing. Raises Unavailable if a KV manager is missing.
+
+        The KV manager of the engine that `request` names is asked alone, as long as it has the request.
+        """
+        if known := self._clients.get(self._manager_of.get(request.engine_id, "")):
+            with suppress(Unavailable):
+                if found := await known.request_blocks(request):
+                    return found
+        clients = dict(self._clients)
+        calls = (client.request_blocks(request) for client in clients.values())
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for address, answer in zip(clients, answers, strict=True):
+            if isinstance(answer, kvmanager_pb2.GetRequestBlocksResponse):
+                self._learn(address, [answer.engine_id])
+                return answer
+        if failure := next((one for one in answers if isinstance(one, BaseException)), None):
+            raise failure
+        return None
 
     async def close(self) -> None:
         """Close all channels after the calls in flight."""

@@ -1,9 +1,9 @@
 """The HTTP application: its endpoints, its error responses, and its OpenAPI description."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -24,8 +24,12 @@ def make_app(
     administration: FleetAdministration,
     readiness: Readiness,
     authenticate: Authenticate = lambda _: ANONYMOUS,
+    pages: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """Build the application. `authenticate` maps a value of `Authorization` to its caller, or raises ServiceError."""
+    """Build the application. `authenticate` maps a value of `Authorization` to its caller, or raises ServiceError.
+
+    `pages` are the routes of web pages beside the API.
+    """
     app = FastAPI(
         title="Quire",
         version=operations.server_version(),
@@ -40,7 +44,14 @@ def make_app(
     app.add_exception_handler(HTTPException, for_messages(logged(error_responses.on_http_error)))
     app.add_exception_handler(RequestValidationError, for_messages(logged(error_responses.on_validation_error)))
     app.add_exception_handler(Exception, for_messages(error_responses.on_unexpected_error))
-    for router in (generation.router, messages.router, models.router, operations.router, operations.open_router):
+    for router in (
+        generation.router,
+        messages.router,
+        models.router,
+        operations.router,
+        operations.open_router,
+        *pages,
+    ):
         app.include_router(router)
     _remove_validation_responses(app)
     return app

@@ -5,17 +5,22 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from typing import Any
 
+from fastapi import APIRouter
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.callers import ANONYMOUS
 from services.gateway.access.origins import origins_of
 from services.gateway.administration import FleetAdministration
+from services.gateway.fleet.prefix_lookup import PrefixLookup
 from services.gateway.http.app import make_app
+from services.gateway.http.chat_page.block_watch import BlockWatches
+from services.gateway.http.chat_page.routes import chat_routers
 from services.gateway.http.json_request import Authenticate
 from services.gateway.observe.observer import GatewayObserver
 from services.gateway.request_handler import RequestHandler
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import CHAT, GatewaySettings
+from services.runtime.exposure import is_local
 from services.runtime.http.connection import REJECTED_STATUS, HttpLimits
 from services.runtime.http.server import HttpServer
 from services.runtime.service import Readiness
@@ -35,9 +40,13 @@ def http_server(
     observer: GatewayObserver,
     authenticate: Authenticate = lambda _: ANONYMOUS,
     context: ssl.SSLContext | None = None,
+    managers: PrefixLookup | None = None,
 ) -> HttpServer:
-    """Build the HTTP server of a gateway. With a context it uses TLS."""
-    app = make_app(handler, administration, readiness, authenticate)
+    """Build the HTTP server of a gateway. With a context it uses TLS. The chat page asks `managers` for blocks."""
+    pages: list[APIRouter] = []
+    if settings.pages == CHAT:
+        pages = chat_routers(BlockWatches(handler, managers), local=is_local(settings.http_listen))
+    app = make_app(handler, administration, readiness, authenticate, pages)
     observed = ObservedApp(with_origins(app, origins_of(settings.allowed_origins)), readiness, observer)
     limits = HttpLimits(
         settings.http_connections,

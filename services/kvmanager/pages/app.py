@@ -17,21 +17,23 @@ from starlette.routing import Route
 
 from kvmanager import KVManager, KVManagerError
 from services.kvmanager.pages import details
-from services.kvmanager.pages.guard import Guard
 from services.kvmanager.pages.live import LiveMaps, pool_json
 from services.kvmanager.pages.playground import operations
 from services.kvmanager.pages.playground.sandbox import Sandbox
 from services.kvmanager.pages.playground.sandbox_view import sandbox_json
 from services.kvmanager.pages.playground.sandboxes import Sandboxes, UnknownSandbox
-from services.kvmanager.pages.static_files import static_routes
 from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import ServerSentEvents
 from services.runtime.http.validation import violation
+from services.runtime.pages.guard import Guard
+from services.runtime.pages.static_files import Page, static_pages
+from services.runtime.ports import KVMANAGER
 from services.runtime.slices import run_in_slices
 from services.runtime.statuses import retry_headers, status_of
 
 _MAX_BODY_BYTES = 16 * 1024
 _MAX_BODY_SECONDS = 10.0
+_PATHS = {"index.html": "/", "sandbox.html": "/sandbox"}
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -46,7 +48,7 @@ class BlockMapApp:
         self._live = LiveMaps(manager)
         self._sandboxes = Sandboxes(clock)
         routes = [
-            *(Route(path, page) for path, page in static_routes().items()),
+            *(Route(_PATHS.get(name, f"/{name}"), page) for name, page in _static_pages().items()),
             Route("/api/pools", self.list_pools),
             Route("/api/pools/{engine:path}/live", self.watch),
             Route("/api/pools/{engine:path}/sequences", self.list_sequences),
@@ -128,6 +130,10 @@ class BlockMapApp:
 
     def _sandbox(self, name: str) -> Response:
         return _json({"name": name} | sandbox_json(self._sandboxes.get(name)))
+
+
+def _static_pages() -> dict[str, Page]:
+    return static_pages(__package__, replaced={b"%KVMANAGER_PORT%": b"%d" % KVMANAGER.grpc})
 
 
 async def _body(request: Request, adapter: TypeAdapter[T]) -> T:

@@ -299,6 +299,57 @@ def test_sequences_come_in_pages_in_order_of_their_id(stub: Stub) -> None:
     )
 
 
+def blocks_of(stub: Stub, request_id: str, **fields: Any) -> pb.GetRequestBlocksResponse:
+    return stub.GetRequestBlocks(pb.GetRequestBlocksRequest(request_id=request_id, **fields))
+
+
+def test_the_blocks_of_a_request_are_those_of_its_sequences_alone(stub: Stub, engine: Stream) -> None:
+    engine.allocate(9, 4)
+    table = engine.allocate(1, 9)
+    engine.step(
+        commits=commits((1, 0, [1] * 8)),
+        length_sequences=[1],
+        length_tokens=[9],
+        forks=[pb.Fork(parent=1, child=2, length=9)],
+    )
+    found = blocks_of(stub, "request-1")
+    assert (found.engine_id, found.group, found.block_size, found.device_blocks) == ("engine", 1, 4, 20)
+    assert (found.sequence_count, [one.sequence for one in found.sequences]) == (2, [1, 2])
+    assert found.sequences[0] == pb.SequenceBlocks(
+        sequence=1,
+        computed_tokens=9,
+        room_tokens=9,
+        prompt_tokens=9,
+        committed_blocks=2,
+        block_count=3,
+        block_ids=table,
+        counts=[2, 2, 2],
+    )
+    assert blocks_of(stub, "request-1", engine_id="engine", group=1) == found
+    # Where it was is only a hint.
+    assert blocks_of(stub, "request-1", engine_id="another", group=9) == found
+    assert blocks_of(stub, "request-1", engine_id="engine", group=9) == found
+    engine.step(frees=[free(1), free(2)])
+    for known in ({}, {"engine_id": "engine", "group": 1}, {"engine_id": "engine", "group": 9}):
+        with pytest.raises(grpc.RpcError) as caught:
+            blocks_of(stub, "request-1", **known)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == "request 'request-1' holds no blocks"
+
+
+def test_the_blocks_of_a_request_are_its_latest_and_bounded(stub: Stub, stream: Callable[[], Stream]) -> None:
+    engine = stream().attach(device_blocks=2000)
+    table = engine.allocate(1, 4 * 600)
+    engine.step(forks=[pb.Fork(parent=1, child=child, length=2400) for child in range(2, 21)])
+    for asked, shown in ((0, 512), (9999, 512), (3, 3)):
+        found = blocks_of(stub, "request-1", entry_count=asked)
+        (first, *others) = found.sequences
+        assert (found.sequence_count, 1 + len(others)) == (20, 16)
+        assert (first.block_count, first.first_index) == (600, 600 - shown)
+        assert list(first.block_ids) == table[-shown:]
+        assert list(first.counts) == [20] * shown
+
+
 READS: dict[str, Callable[[Stub, str], Any]] = {
     "GetPool": lambda stub, id_: stub.GetPool(pb.GetPoolRequest(engine_id=id_)),
     "GetBlockMap": lambda stub, id_: stub.GetBlockMap(pb.GetBlockMapRequest(engine_id=id_)),
@@ -327,6 +378,8 @@ OUT_OF_RANGE = [
     ("GetBlockMap", pb.GetBlockMapRequest(block_count=-1), INVALID, "block_count"),
     ("GetBlockMap", pb.GetBlockMapRequest(first_block=-1), INVALID, "first_block"),
     ("ListSequences", pb.ListSequencesRequest(page_size=-1), INVALID, "page_size"),
+    ("GetRequestBlocks", pb.GetRequestBlocksRequest(request_id="a", entry_count=-1), INVALID, "entry_count"),
+    ("GetRequestBlocks", pb.GetRequestBlocksRequest(), INVALID, "request_id"),
     ("ListSequences", pb.ListSequencesRequest(page_token="next"), INVALID, "page_token"),
     ("ListSequences", pb.ListSequencesRequest(page_token="9" * 5000), INVALID, "page_token"),
 ]

@@ -291,6 +291,11 @@ def test_serve_has_settings_of_gateway_and_kv_manager_but_not_of_internal_links(
             {"QUIRE_SERVE_TOKEN_BUDGET": "5"},
             "token_budget must be at least max_sequences (64), not 5",
         ),
+        (
+            ("gateway", "--pages", "chat", "--http-listen", ""),
+            {},
+            "http_listen must not be empty with pages chat: the HTTP API serves it",
+        ),
         (("gateway", "--max-requests", "0"), {}, "max_requests must be at least 1, not 0"),
         (("kvmanager", "--grace-seconds", "-1"), {}, "grace_seconds must be at least 0, not -1.0"),
         (("kvmanager", "--listen", ""), {}, "listen must not be empty"),
@@ -339,6 +344,33 @@ def test_the_process_of_a_command_with_a_bad_setting_ends_without_a_traceback() 
     assert process.returncode == 2
     assert "token_budget must be at least max_sequences (64), not 5" in " ".join(output.split())
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "pages"),
+    [
+        ((), {}, "chat"),
+        (("--http-listen", "localhost:0"), {}, "chat"),
+        (("--http-listen", ""), {}, "none"),
+        (("--http-listen", "0.0.0.0:0", "--insecure"), {}, "none"),
+        (("--http-listen", "0.0.0.0:0", "--insecure", "--pages", "chat"), {}, "chat"),
+        (("--pages", "none"), {}, "none"),
+        ((), {"QUIRE_SERVE_PAGES": "none"}, "none"),
+    ],
+)
+def test_serve_has_the_chat_page_where_only_this_machine_reaches_it(
+    arguments: tuple[str, ...], environment: dict[str, str], pages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[GatewaySettings] = []
+
+    def keep(_kvmanager: object, _engine: object, gateway: GatewaySettings, *_others: object) -> int:
+        given.append(gateway)
+        return 0
+
+    monkeypatch.setattr("services.cli.commands.serve.serve", keep)
+    result = CliRunner().invoke(cli, ("serve", *arguments), auto_envvar_prefix="QUIRE", env=environment)
+    assert (result.exit_code, [one.pages for one in given]) == (0, [pages]), result.output
+    assert GatewaySettings().pages == "none"
 
 
 def test_serve_takes_the_model_as_an_argument_before_that_of_the_environment() -> None:

@@ -5,25 +5,12 @@ import { drawBar, find, make, number } from "./dom.js";
 import { Feed, ask } from "./feed.js";
 import { BlockGrid } from "./grid.js";
 import { idWithCopy, shortened } from "./ids.js";
-import { blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
+import { LEGEND, blockPanel, emptyPanel, eventLine, sequencePanel } from "./panel.js";
 import { SequenceRows } from "./rows.js";
 
 const MAX_EVENTS = 200;
 const MAX_LISTED = 500; // the server's bound
 const REFRESH_MS = 1000;
-
-const MAX_ENGINE = 28;
-
-// Each entry: the style of the swatch, the name, and what it means.
-const LEGEND = [
-  ["free", "free", "No holder and no contents"],
-  ["cached", "cached", "No holder; its contents can be hit until it is evicted"],
-  ["held", "held by one", "One holder, a table entry or a pin; full"],
-  ["partly", "partly filled", "Held, in any colour: a pale upper half means that not all slots have tokens yet"],
-  ["shared2", "by 2", "Two holders"], ["shared3", "by 3–4", "Three or four holders"], ["shared5", "by 5+", "Five holders or more"],
-  ["pinned", "pinned", "Held by a pin"],
-  ["withheld", "withheld", "Taken out of circulation because of a fault"],
-];
 
 let pool = null;
 let slots = null;
@@ -46,7 +33,7 @@ const handlers = {
     const names = pools.map((one) => one.engine);
     const choice = find("#pool");
     if (names.join("\n") !== [...choice.options].map((option) => option.value).join("\n"))
-      choice.replaceChildren(...names.map((name) => make("option", { value: name, title: name }, shortened(name, MAX_ENGINE))));
+      choice.replaceChildren(...names.map((name) => make("option", { value: name, title: name }, shortened(name))));
   },
   pool(message) {
     pool = message;
@@ -129,7 +116,7 @@ function showCounts(counts) {
   const { free, cached, held, withheld } = counts.device;
   drawBar(find("#blocks-bar"), [
     { name: "held by one", value: held - counts.shared, style: "held", title: "Blocks with one holder: a table entry or a pin" },
-    { name: "shared", value: counts.shared, style: "shared2", title: "Blocks with several holders, stored once" },
+    { name: "shared", value: counts.shared, style: "shared", title: "Blocks with several holders, stored once" },
     { name: "cached", value: cached, style: "cached", title: "Blocks without a holder, whose contents can be hit" },
     { name: "free", value: free, style: "free", title: "Blocks without a holder and without contents" },
     { name: "withheld", value: withheld, style: "withheld", title: "Taken out of circulation because of a fault", quiet: true },
@@ -249,7 +236,7 @@ function chooseSequence(sequence) {
   choose({ sequence });
 }
 
-find("#legend").replaceChildren(...LEGEND.map(([style, name, title]) => make("li", { title }, make("i", { class: `swatch ${style}` }), name)));
+find("#legend").replaceChildren(...LEGEND.map(([style, name, title]) => make("li", { title }, make("i", { class: `swatch sign ${style}` }), name)));
 find("#idle").replaceChildren(make("p", {}, "No request is running. Start one:"), command("quire generate \"Once upon a time\""));
 find("#pool").addEventListener("change", (event) => {
   choose(null);

@@ -2,9 +2,8 @@
 // one or the end of the list, so that no row moves under a pointer, and focus stays with its sequence.
 
 import { make, number } from "./dom.js";
-import { copyButton, idText } from "./ids.js";
+import { copyButton, idText, shortened } from "./ids.js";
 
-const MAX_ID = 19;
 const MAX_ENDED = 12; // more than live ones; then they are removed
 
 export class SequenceRows {
@@ -47,7 +46,7 @@ export class SequenceRows {
     const id = one.sequence;
     const row = make("tr", { "data-sequence": id, onclick: () => this.onChoose(id) },
       make("td", {}, make("button", { "aria-pressed": "false", "aria-label": `Sequence ${id} of request ${one.request}` }, String(id))),
-      make("td", {}, make("span", { class: "copied" }, idText(one.request, MAX_ID), one.request.length > MAX_ID ? copyButton("request", one.request) : "")),
+      make("td", {}, make("span", { class: "copied" }, idText(one.request), shortened(one.request) === one.request ? "" : copyButton("request", one.request))),
       make("td"), make("td"));
     if (vacant) vacant.replaceWith(row);
     else this.body.append(row);

@@ -72,7 +72,7 @@ function showBlocks(before) {
     make("span", { class: "ink" }), make("b"), make("i")), (element, block, index) => {
     const old = before?.blocks[index];
     const fresh = old && (old.count !== block.count || old.state !== block.state || old.fill !== block.fill);
-    const many = block.count > 4 ? "n5" : block.count > 2 ? "n3" : block.count > 1 ? "n2" : "";
+    const many = block.count > 1 ? "shared" : "";
     const marks = table.size ? (table.has(block.block) ? "chosen" : "dim") : "";
     element.className = [block.state, many, marks].filter(Boolean).join(" ");
     if (fresh) {
@@ -89,7 +89,7 @@ function showBlocks(before) {
   find("#blocks-note").textContent = `block size ${state.block_size}; the coloured height shows the fill, ×n the reference count, • cached blocks`;
   drawBar(find("#blocks-bar"), [
     { name: "held by one", value: counts.held - counts.shared, style: "held" },
-    { name: "shared", value: counts.shared, style: "shared2" },
+    { name: "shared", value: counts.shared, style: "shared" },
     { name: "cached", value: counts.cached, style: "cached" },
     { name: "free", value: counts.free, style: "free" },
   ], state.blocks.length);

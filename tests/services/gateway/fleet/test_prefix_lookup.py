@@ -17,6 +17,7 @@ from services.gateway.fleet.prefix_lookup import ManagerClient, PrefixLookup
 from services.kvmanager.server import KVManagerService
 from services.kvmanager.settings import KVManagerSettings
 from services.runtime import transport
+from services.runtime.errors import Unavailable
 from services.wire.step import step_message
 from tests.running_quire import CALL_SECONDS
 from tests.services.gateway.handler_in_process import running_service
@@ -116,6 +117,32 @@ async def test_a_single_kv_manager_is_asked_for_all_engines(managers: Managers) 
     lookup = PrefixLookup(ServiceAddresses.of(managers.addresses["a"]), lambda: 0.0)
     for _ in range(2):
         assert await managers.ask(lookup, ("never attached",)) == ({"a": CACHED}, "a")
+    await lookup.close()
+
+
+async def test_the_blocks_of_a_request_come_from_the_kv_manager_that_has_it(managers: Managers) -> None:
+    lookup = managers.lookup()
+    (allocate, *_) = next(DecodingBatch(2).steps(0)).allocates
+    known = await lookup.request_blocks(kvmanager_pb2.GetRequestBlocksRequest(request_id=allocate.request_id))
+    assert known is not None
+    assert known.sequences[0].block_count > CACHED // 16
+    for engine_id in FINGERPRINTS:  # all have a request of this id
+        await managers.ask(lookup, engine_id)
+        managers.now += 1.0
+        asked = kvmanager_pb2.GetRequestBlocksRequest(request_id=allocate.request_id, engine_id=engine_id)
+        found = await lookup.request_blocks(asked)
+        assert found is not None
+        assert found.engine_id == engine_id
+    unknown = kvmanager_pb2.GetRequestBlocksRequest(request_id="none")
+    assert await lookup.request_blocks(unknown) is None
+    await managers.stacks.pop("c").aclose()
+    moved = await lookup.request_blocks(
+        kvmanager_pb2.GetRequestBlocksRequest(request_id=allocate.request_id, engine_id="c")
+    )
+    assert moved is not None
+    assert moved.engine_id in ("a", "b"), "a request moves to another engine when its own is lost"
+    with pytest.raises(Unavailable, match="the KV manager does not answer"):
+        await lookup.request_blocks(unknown)
     await lookup.close()
 
 

@@ -3,15 +3,16 @@
 import { find, make } from "./dom.js";
 
 const DONE_MS = 1500;
+const MAX_ID = 16; // characters of an id, wherever it stands; its title has the rest
 
-export function shortened(id, most) {
+export function shortened(id, most = MAX_ID) {
   if (id.length <= most) return id;
   const head = Math.ceil((most - 1) / 2);
   return `${id.slice(0, head)}…${id.slice(id.length - (most - 1 - head))}`;
 }
 
 // The id; if it is shortened, its title and screen readers have the whole.
-export function idText(id, most) {
+export function idText(id, most = MAX_ID) {
   const short = shortened(id, most);
   return short === id
     ? make("span", { class: "id", title: id }, id)
@@ -26,7 +27,13 @@ export function copyButton(kind, text) {
     } });
 }
 
-export const idWithCopy = (kind, id, most) => make("span", { class: "copied" }, idText(id, most), copyButton(kind, id));
+// A text in which an id may stand in brackets.
+export function textWithId(text, id) {
+  const at = id ? text.indexOf(`(${id})`) : -1;
+  return at < 0 ? [text] : [text.slice(0, at + 1), idText(id), text.slice(at + 1 + id.length)];
+}
+
+export const idWithCopy = (kind, id, most = MAX_ID) => make("span", { class: "copied" }, idText(id, most), copyButton(kind, id));
 
 async function copy(kind, text, button) {
   let done = true;

@@ -1,4 +1,4 @@
-"""Security headers of the block map, and the check of the Host header."""
+"""Security headers of the web pages, and the check of the Host header."""
 
 import ipaddress
 from http import HTTPStatus
@@ -8,27 +8,29 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The pages load resources only from this server, and must not be framed.
+# The pages load resources only from this server, must not be framed, and cannot make HTML of a text.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
 )
-_HEADERS = [
-    (b"content-security-policy", _POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
-]
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+_ENCODED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class Guard:
     """Middleware that adds security headers.
 
     If `local`, it rejects requests with other host names than this machine's, because otherwise a foreign page could
-    read the block map by DNS rebinding.
+    read the pages by DNS rebinding.
     """
 
     def __init__(self, app: ASGIApp, *, local: bool) -> None:
@@ -40,16 +42,17 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                message["headers"] = [*message["headers"], *_ENCODED]
             await send(message)
 
         app = self._app
-        if self._local and not _is_this_machine(Headers(scope=scope).get("host", "")):
+        if self._local and not is_this_machine(Headers(scope=scope).get("host", "")):
             app = PlainTextResponse("unknown host", HTTPStatus.MISDIRECTED_REQUEST)
         await app(scope, receive, send_with_headers)
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
+    """Return whether a Host header names this machine by a name or an address of its own."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback

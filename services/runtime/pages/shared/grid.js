@@ -2,12 +2,13 @@
 
 import { CACHED, HELD, WITHHELD, countOf, isKeyed, isPinned, ownerOf, stateOf, describe } from "./cells.js";
 
-const SIZES = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36];
+const SIZES = [2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 78, 96];
 const MIN_FIT = 3; // smaller cells only by zooming out
+const MAX_FIT = 96; // a small pool fills its place
 const FLASH_MS = 700;
 const MAX_FLASHES = 1500;
 const PALE = 0.62;
-const STYLES = ["free", "cached", "held", "shared2", "shared3", "shared5", "withheld"];
+const STYLES = ["free", "cached", "held", "shared", "withheld"];
 
 export class BlockGrid {
   constructor(figure, tip, spoken, onSelect) {
@@ -20,6 +21,7 @@ export class BlockGrid {
     this.tip = tip;
     this.spoken = spoken;
     this.onSelect = onSelect;
+    this.describe = describe;
     this.cells = new Uint32Array(1);
     this.bySequence = false;
     this.zoom = 0; // a cell's side in pixels; 0: fit all blocks
@@ -58,7 +60,7 @@ export class BlockGrid {
   readColours() {
     const style = getComputedStyle(document.documentElement);
     this.colours = Object.fromEntries(STYLES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-    for (const name of ["ink", "surface", "mark", "mark-many", "flash"]) this.colours[name] = style.getPropertyValue(`--${name}`).trim();
+    for (const name of ["ink", "surface", "mark", "flash"]) this.colours[name] = style.getPropertyValue(`--${name}`).trim();
     this.dark = matchMedia("(prefers-color-scheme: dark)").matches;
   }
 
@@ -127,7 +129,7 @@ export class BlockGrid {
     if (!width || !height || !this.total) return;
     const fits = (size) => Math.ceil(this.total / Math.floor(width / size)) * size <= height;
     this.size = this.zoom || MIN_FIT;
-    if (!this.zoom) while (this.size < SIZES.at(-1) && fits(this.size + 1)) this.size++;
+    if (!this.zoom) while (this.size < MAX_FIT && fits(this.size + 1)) this.size++;
     this.columns = Math.max(1, Math.floor(width / this.size));
     this.rows = Math.ceil(this.total / this.columns);
     this.gap = this.size >= 13 ? 2 : this.size >= 4 ? 1 : 0;
@@ -199,7 +201,7 @@ export class BlockGrid {
     if (state === HELD && countOf(cell) < 2 && !isPinned(cell) && isKeyed(cell)) return;
     const [x, y] = this.placeOf(block), side = size - this.gap, middle = side / 2;
     context.globalAlpha = this.dims(block) ? 0.22 : 1;
-    context.fillStyle = context.strokeStyle = countOf(cell) > 4 ? this.colours["mark-many"] : this.colours.mark;
+    context.fillStyle = context.strokeStyle = this.colours.mark;
     if (state === CACHED) {
       context.beginPath();
       context.arc(x + middle, y + middle, Math.max(1, side / 9), 0, 7);
@@ -215,7 +217,7 @@ export class BlockGrid {
     } else if (state === HELD) {
       if (!isKeyed(cell)) this.drawPartlyFilled(x, y, side);
       if (countOf(cell) > 1 && size >= 13) {
-        context.font = `600 ${Math.round(side * 0.62)}px system-ui, sans-serif`;
+        context.font = `600 ${Math.min(24, Math.round(side * 0.62))}px system-ui, sans-serif`;
         context.fillText(countOf(cell), x + middle, y + middle + side * 0.05);
       }
       if (isPinned(cell)) {
@@ -258,7 +260,7 @@ export class BlockGrid {
       case WITHHELD: return this.colours.withheld;
       case HELD:
         if (count < 2) return this.bySequence && ownerOf(cell) ? this.colourOfSequence(ownerOf(cell)) : this.colours.held;
-        return count > 4 ? this.colours.shared5 : count > 2 ? this.colours.shared3 : this.colours.shared2;
+        return this.colours.shared;
       default: return this.colours.free;
     }
   }
@@ -285,7 +287,7 @@ export class BlockGrid {
     const block = this.blockAt(event);
     this.tip.hidden = !block;
     if (!block) return;
-    this.tip.textContent = describe(block, this.cells[block], this.tier);
+    this.tip.textContent = this.describe(block, this.cells[block], this.tier);
     const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
     this.tip.style.transform = `translate(${left}px, ${event.clientY + 16}px)`;
   }
@@ -310,7 +312,7 @@ export class BlockGrid {
     if (block < 1 || block > this.total) return;
     this.cursor = block;
     this.cursorShown = this.canvas.matches(":focus-visible");
-    this.spoken.textContent = describe(block, this.cells[block], this.tier);
+    this.spoken.textContent = this.describe(block, this.cells[block], this.tier);
     if (this.cursorShown) this.reveal(block);
     this.drawAll();
   }
