@@ -33,12 +33,8 @@ _CANCEL_SECONDS = 0.05
 _PAUSE_SECONDS = 0.001
 _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
-<<<<<<< HEAD
-# Units of work of a block step without a pause: about half a millisecond.
-=======
 _MAX_ENTRY_PAGE = 512
-# Units of work of a Step without a pause: about half a millisecond.
->>>>>>> chat
+# Units of work of a block step without a pause: about half a millisecond.
 _STEP_WORK = 1000
 # Each may have a message in memory.
 _MAX_STREAMS = 256
