@@ -83,8 +83,7 @@ def decode(
 
 def _heads_together(group: int, value_dims: int) -> int:
     """Return how many query heads of a group are combined at once, so that all their results are read at once."""
-    heads: int = triton.next_power_of_2(group)
-    return min(heads, max(1, _COMBINED_ELEMENTS // value_dims))
+    return min(padded(group, least=1), max(1, _COMBINED_ELEMENTS // value_dims))
 
 
 @triton.jit(do_not_specialize=["table_stride"])
