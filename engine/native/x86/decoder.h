@@ -102,8 +102,7 @@ class Step {
 
   // Gated values are multiplied in pieces that fit beside the residual, except by strips, whose sums are not kept between pieces.
   int inner_at_once() const {
-    const int inner = padded(d_.intermediate, 32);
-    return grouped_ ? inner : inputs_at_once(inner);
+    return grouped_ ? padded(d_.intermediate, 32) : inputs_at_once(padded(d_.intermediate, 32));
   }
 
   // A band has as many rows as fit into the L2 cache, such that all threads get the same number of bands.
@@ -180,6 +179,7 @@ class Step {
 
   // Continues with the rows that logits depend on: in the last layer the others only have K and V.
   void keep_last() {
+    attention_.sequences.all = b_.first;
     b_ = s_.last.keep(b_, x_, stride_);
     banded_ = false;
     attention_.sequences.first = b_.first;

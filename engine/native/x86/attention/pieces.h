@@ -29,7 +29,14 @@ struct Sequences {
   const int32_t* ends;    // [count] lengths, fed tokens included
   const int32_t* tables;  // [count][width] block ids
   int width;
+  const int32_t* all = nullptr;  // null, or `first` of tokens of which only some attend
 
+  // Whether a sequence's slots may be split: not those of several tokens, even if only the last attends, so that its result is
+  // that of all.
+  bool may_split(int sequence) const {
+    const int32_t* of = (all ? all : first) + sequence;
+    return of[1] - of[0] == 1;
+  }
   const int32_t* table(int sequence) const { return tables + static_cast<int64_t>(sequence) * width; }
 };
 
@@ -126,7 +133,7 @@ struct Pieces {
     const int fed = sequences.first[i + 1] - sequences.first[i], position = sequences.ends[i] - fed + token;
     const int window = attention.how.window, to = position + tokens;
     const int from = window ? std::max(0, position - window + 1) : 0;
-    int pieces = fed > 1 ? 1 : std::max(1, (to - from + split - 1) / split);
+    int pieces = sequences.may_split(i) ? std::max(1, (to - from + split - 1) / split) : 1;
     const int origin = attention.by_segments ? from / kSegment * kSegment : from;
     if (pieces > 1 && attention.by_segments) pieces = (to - origin + kSegment - 1) / kSegment;
     if (pieces == 1) {
