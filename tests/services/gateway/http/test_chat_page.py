@@ -55,7 +55,8 @@ def watch(client: httpx.Client, request_id: str, key: str = "") -> Iterator[Iter
     with client.stream("GET", f"/chat/blocks/{request_id}", headers=bearer(key)) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["cache-control"] == "no-store"
-        yield events_of(response)
+        events = events_of(response)  # held here: the response is closed with it
+        yield events
 
 
 def events_of(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
