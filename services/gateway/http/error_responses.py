@@ -121,7 +121,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = getattr(error, "code", HTTPStatus(error.status_code).phrase.lower().replace(" ", "_"))
     place = f"{request.method} {request.url.path[:_MAX_PATH]}"
-    message = {404: f"there is no {place}", 405: f"{place} is not allowed"}.get(error.status_code, error.detail)
+    of_paths = {404: f"there is no {place}", 405: f"{place} is not allowed"}
+    message = error.detail if isinstance(error, HttpError) else of_paths.get(error.status_code, error.detail)
     if error.status_code == HTTPStatus.NOT_FOUND and (reason := reason_of(request.url.path)):
         code, message = "not_served", f"{place} is not served: {reason}"
     headers = {name.lower(): value for name, value in (error.headers or {}).items()} | _request_id(request)

@@ -63,12 +63,10 @@ class BlockWatches:
     def _slot(self, caller: Caller, watched: str) -> Iterator[None]:
         if watched in self._watched:
             raise HttpError(HTTPStatus.CONFLICT, "the request is watched already", "request_is_watched")
-        for count, most in (
-            (len(self._watched), _MAX_WATCHES),
-            (self._of_tenant[caller.tenant], _MAX_WATCHES_OF_TENANT),
-        ):
-            if count >= most:
-                raise Overloaded(f"{most} requests are watched, which is the maximum")
+        if len(self._watched) >= _MAX_WATCHES:
+            raise Overloaded(f"{_MAX_WATCHES} requests are watched, which is the maximum")
+        if self._of_tenant[caller.tenant] >= _MAX_WATCHES_OF_TENANT:
+            raise Overloaded(f"{_MAX_WATCHES_OF_TENANT} requests are watched, which is the maximum of a tenant")
         self._watched.add(watched)
         self._of_tenant[caller.tenant] += 1
         try:
@@ -81,9 +79,8 @@ class BlockWatches:
         deadline = _now() + _ARRIVAL_SECONDS
         while not self._handler.is_live(caller, request_id):
             if _now() >= deadline:
-                raise HttpError(
-                    HTTPStatus.NOT_FOUND, "no request with this id runs at this gateway", "request_not_found"
-                )
+                message = "no request with this id runs at this gateway"
+                raise HttpError(HTTPStatus.NOT_FOUND, message, "request_not_found")
             await asyncio.sleep(_TICK_SECONDS / 5)
 
 

@@ -72,9 +72,8 @@ async def _to_page(_request: Request) -> Response:
 async def _require_this_machine(request: Request) -> None:
     """Raise HttpError for a foreign name of this machine: a foreign page could read by DNS rebinding."""
     if not is_this_machine(request.headers.get("host", "")):
-        raise HttpError(
-            HTTPStatus.MISDIRECTED_REQUEST, "the chat page is served under this machine's names only", "host"
-        )
+        message = "the chat page is served under this machine's own names only"
+        raise HttpError(HTTPStatus.MISDIRECTED_REQUEST, message, "unknown_host")
 
 
 async def _refuse_other_pages(request: Request) -> None:
