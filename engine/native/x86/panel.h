@@ -205,7 +205,6 @@ inline Vector columns_of(const bf16* step, int input, int vector) {
 template <typename E, int rows, int blocks, typename Left, typename Right>
 [[gnu::always_inline]] inline void add_products(Vector (&sums)[rows][blocks * kVectors], const Left& a, const Right& b, int k) {
   const E* columns[blocks];
-#pragma GCC unroll 4
   for (int block = 0; block < blocks; ++block) columns[block] = b.at(block, k);
 #pragma GCC unroll 16
   for (int input = 0; input < kColumns; input += kInputs<E>) {
