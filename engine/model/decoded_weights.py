@@ -14,7 +14,7 @@ from engine.native.formats.experts import JoinedExperts
 from engine.native.formats.finite import check_finite
 from engine.native.formats.tensors import StoredTensor
 
-# Dense weights of at most this size are loaded: they make the first start faster, but no later start needs their memory.
+# Dense weights of at most this size are loaded. They make the first start faster; no later start needs their memory.
 LOADED_BYTES = 192 << 20
 _PIECE = 16 << 20  # weights that are dense at the same time
 
