@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -191,11 +192,20 @@ def cells_on(page: str, version: str) -> dict[tuple[str, int], str]:
 
 
 def main() -> None:
-    """Print rows, or write the table into the page."""
+    """Print rows, or write the table into the page. It takes minutes, and installs an older Triton into build/ once."""
     from tests.engine.gpu_resources import PROCESSORS
 
-    words = sys.argv[1:]
-    capabilities = [int(one) for one in words if one.isdigit()] or list(PROCESSORS)
+    every = [str(one) for one in PROCESSORS]
+    parser = ArgumentParser(description=main.__doc__)
+    known = ("rows", "few", *every)
+    shown = f"rows: print rows as JSON, of these compute capabilities ({', '.join(every)}; all by default); few: some"
+    parser.add_argument("words", nargs="*", help=f"{shown} kernels only. Without rows the page is written, with all.")
+    words = parser.parse_args().words
+    if unknown := [one for one in words if one not in known]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(known)}")
+    if words and "rows" not in words:
+        parser.error("the page has all kernels and capabilities: only rows can be of some")
+    capabilities = [int(one) for one in words if one in every] or list(PROCESSORS)
     if "rows" in words:
         import triton
 

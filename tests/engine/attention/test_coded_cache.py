@@ -192,7 +192,8 @@ def test_codes_are_within_half_a_step_of_the_elements(numbers: list[float], unit
     heads = torch.tensor(numbers) * unit
     codes = encode(heads)
     step = codes.scales.double()
-    assert (decode(codes).double() - heads.double()).abs().max() <= step * 0.5001 + 1e-37
+    least = 2e-36  # numbers whose scale would be subnormal are 0 on threads that flush these
+    assert (decode(codes).double() - heads.double()).abs().max() <= step * 0.5001 + least
     assert step <= heads.abs().max().double() / 127 * 1.004
     again = unpacked(packed(codes))
     assert torch.equal(again.codes, codes.codes)
