@@ -15,11 +15,9 @@ from typing import Any
 
 from bench.loads.memory import DATA_VARIABLE
 from bench.papers.case import Case, Values
+from bench.papers.rows import MEASURED_CODE, SIMULATED_CODE
 from bench.report.targets import ROOT
 
-# The code and the coefficients that values depend on, besides the module of the case.
-_SOURCES = ("blocks", "kvmanager", "engine", "bench/papers/simulation", "bench/papers/baselines")
-_MEASURED_SOURCES = ("bench/papers/measured", "bench/engine", "bench/loads")  # of timed cases
 _TRACES = (".csv", ".txt")
 
 
@@ -52,8 +50,7 @@ class Store:
 
 
 def _key(case: Case) -> str:
-    sources = _SOURCES + (_MEASURED_SOURCES if case.timed else ())
-    code = [code_digest(ROOT / source) for source in sources]
+    code = [code_digest(ROOT / source) for source in (MEASURED_CODE if case.timed else SIMULATED_CODE)]
     own = code_digest(ROOT / f"{case.run.__module__.replace('.', '/')}.py")
     parts = [case.arguments, case.run.__qualname__, code, own, _traces_digest(os.environ.get(DATA_VARIABLE, ""))]
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -160,7 +160,7 @@ def _draw_4(panels: Sequence[Any], values: Cases) -> None:
 def _cases_of_perplexity(quick: bool) -> list[Case]:
     count, tokens = (1, 128) if quick else (12, 1024)
     arguments = {"count": count, "window_tokens": tokens}
-    return [Case(_PERPLEXITY, perplexities, arguments, timed=True)]
+    return [Case(_PERPLEXITY, perplexities, arguments, timed=True, files=("wikitext2_valid.txt",))]
 
 
 def perplexities(count: int, window_tokens: int) -> Values:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bench.papers.simulation.averages import Averages, Latencies
-from bench.papers.simulation.beam_candidates import recorded
+from bench.papers.simulation.beam_trace import recorded
 from bench.papers.simulation.scenario import Scenario
 from bench.papers.simulation.simulated_runner import SimulatedRunner, VirtualClock
 from bench.papers.simulation.systems import build, check_fits
@@ -14,8 +14,7 @@ from engine.run.loop import Engine
 from engine.schedule.outputs import Finished
 from engine.schedule.scheduler import Scheduler
 
-_LOOKED_AT = 16  # the memory is looked at every so many steps,
-_BOUNDED = 512  # and the latency compared with its limit
+_BOUNDED = 512  # the latency is compared with its limit every so many steps
 
 
 class Simulated(NamedTuple):
@@ -24,9 +23,9 @@ class Simulated(NamedTuple):
     `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
     the mean number of running requests over time. `shares` are means over steps, `full_shares` over the steps while
     requests waited for memory: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and
-    `external` ones; for the paged system `granted_tokens`, tokens of granted slots, `held` of all blocks, and `saved`
-    of the blocks that would be needed without sharing. Means are taken from the end of the warm-up to that of the
-    arrivals; counts are of the whole run.
+    `external` ones; for the paged system `held` of all blocks, and the blocks `saved` by sharing and `unshared`, those
+    that there would be without sharing, both over all blocks. Means are taken from the end of the warm-up to that of
+    the arrivals; counts are of the whole run. `prompt_seconds` is what prompts added to the duration of steps.
     """
 
     normalized_latency: float | None
@@ -41,6 +40,7 @@ class Simulated(NamedTuple):
     preemptions: int
     computed_tokens: int
     recomputed_tokens: int
+    prompt_seconds: float
     simulated_seconds: float
     cpu_seconds: float
 
@@ -61,8 +61,8 @@ class Simulation:
         self._system = build(scenario, self._arrivals)
         check_fits(self._requests, self._system)
         self._clock = VirtualClock()
-        candidates = recorded(2 * scenario.beams) if scenario.beams else ()
-        self._runner = SimulatedRunner(self._clock, scenario.cost_model(), candidates)
+        searches = recorded(scenario.beams) if scenario.beams else None
+        self._runner = SimulatedRunner(self._clock, scenario.cost_model(), searches)
         self._scheduler = Scheduler(self._system.capacity, self._system.limits)
         self._engine = Engine(self._scheduler, self._runner, self._system.blocks, self._clock)
         self._latencies = Latencies(self._arrivals)
@@ -113,9 +113,8 @@ class Simulation:
         steps, now = self._scheduler.totals.steps, self._clock.now
         if self._averages.open(now):
             self._averages.add_step(running, now - begun)
-            if steps % _LOOKED_AT == 0:
-                shares = self._system.shares(self._runner.computed)
-                self._averages.add_shares(shares, full=waited and self._scheduler.waiting > 0)
+            shares = self._system.shares(self._runner.computed)
+            self._averages.add_shares(shares, full=waited and self._scheduler.waiting > 0)
         if self._limit is not None and steps % _BOUNDED == 0:
             self._cut = self._latencies.mean(self._submitted, now) > self._limit
 
@@ -135,6 +134,7 @@ class Simulation:
             preemptions=totals.preemptions,
             computed_tokens=totals.computed_tokens,
             recomputed_tokens=totals.recomputed_tokens,
+            prompt_seconds=self._runner.prompt_seconds,
             simulated_seconds=self._clock.now,
             cpu_seconds=cpu_seconds,
         )
