@@ -1,10 +1,11 @@
 """Figures 1 to 4 of FlexAttention, its perplexity and its bound on memory overhead, on the CPU and the demo model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from math import log2
 from typing import Any
 
-from bench.engine.perplexity import logprobs_of_windows, perplexity
+from bench.engine.perplexity import logprobs_of_windows, perplexity, terms_in_blocks
 from bench.papers.case import Case, Values
 from bench.papers.figure import Figure
 from bench.papers.figures import long_context_memory
@@ -167,7 +168,8 @@ def perplexities(count: int, window_tokens: int) -> Values:
     """Return the perplexity of windows of WikiText in blocks and by transformers, with their log-probabilities."""
     logprobs = logprobs_of_windows(count, window_tokens)
     found = {way: perplexity(sums, window_tokens) for way, sums in logprobs.items()}
-    return {"perplexity": found, "logprobs_of_windows": logprobs, "window_tokens": window_tokens}
+    terms = asdict(replace(terms_in_blocks(), work=f"{count} windows of {window_tokens} tokens"))
+    return {"perplexity": found, "logprobs_of_windows": logprobs, "window_tokens": window_tokens, "terms": terms}
 
 
 def _rows_of_perplexity(values: Cases) -> list[PaperRow]:
