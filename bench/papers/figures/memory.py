@@ -6,7 +6,8 @@ from typing import Any
 from bench.papers.case import Case, Values
 from bench.papers.figure import Figure
 from bench.papers.rows import Kind, PaperRow, paper_row, paper_value
-from bench.papers.servers import COLORS, NAMES, OPT_13B, OPT_66B, OPT_175B, Server
+from bench.papers.servers import BLOCK_SIZE, COLORS, NAMES, OPT_13B, OPT_66B, OPT_175B, Server
+from bench.papers.sharing_of_lengths import saved_by_samples
 from bench.papers.simulation.run import simulate
 from bench.papers.simulation.scenario import ORCAS, PAGED
 from bench.papers.simulation.traces import FILES
@@ -132,6 +133,8 @@ def _cases_15(quick: bool) -> list[Case]:
                 how = {kind: width, "rate": _SHARING_RATE, "preemption": "swap", "warm_up": _STEADY}
                 scenario = _scenario(seconds, system=PAGED, workload=workload, **how)
                 cases.append(_case(f"figure_15_{workload}_{kind}_{width}", scenario))
+        arguments = {"workload": workload, "widths": list(_WIDTHS), "block_size": BLOCK_SIZE}
+        cases.append(Case(f"figure_15_{workload}_lengths", saved_by_samples, arguments, files=(FILES[workload],)))
     return cases
 
 
@@ -145,6 +148,9 @@ def saved_15(name: str, values: Mapping[str, Values]) -> float:
 def _rows_15(values: Mapping[str, Values]) -> list[PaperRow]:
     rows = [_row("figure_15", f"{name}_saved", saved_15(name, values), "share") for name in _sharing_names()]
     for workload in _SHARED:
+        for width, share in values[f"figure_15_{workload}_lengths"].items():
+            metric = f"{workload}_samples_{width}_saved_by_lengths"
+            rows.append(paper_row("figure_15", metric, round(share, 4), "share", Kind.ARITHMETIC))
         distances = [
             abs(one.value - one.paper)
             for one in rows

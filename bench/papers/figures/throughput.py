@@ -60,11 +60,11 @@ _SHAREGPT, _ALPACA = {"workload": "sharegpt"}, {"workload": "alpaca"}
 # Searches begin near the rates that are sustained, to be short. Where they begin decides which rates are tried, but not
 # which are sustained: a capacity is known to 3 % (three halvings) or 7 % (two), in a quick run to 14 %.
 FIGURE_12 = (
-    Panel("a", "OPT-13B, 1 GPU, ShareGPT", OPT_13B, _starts(2.0, 1.5, 0.9, 0.75, 0.2), _SHAREGPT),
-    Panel("b", "OPT-66B, 4 GPUs, ShareGPT", OPT_66B, _starts(1.0, 0.5, 0.35, 0.3, 0.08), _SHAREGPT),
-    Panel("c", "OPT-175B, 8 GPUs, ShareGPT", OPT_175B, _starts(3.0, 1.8, 1.5, 1.25, 0.2), _SHAREGPT),
-    Panel("d", "OPT-13B, 1 GPU, Alpaca", OPT_13B, _starts(50, 29, 22, 4.8, 1.0), _ALPACA, _HALVINGS_OF_MANY),
-    Panel("e", "OPT-66B, 4 GPUs, Alpaca", OPT_66B, _starts(26, 13, 8.6, 1.8, 0.4), _ALPACA, _HALVINGS_OF_MANY),
+    Panel("a", "OPT-13B, 1 GPU, ShareGPT", OPT_13B, _starts(2.2, 1.0, 0.85, 0.65, 0.2), _SHAREGPT),
+    Panel("b", "OPT-66B, 4 GPUs, ShareGPT", OPT_66B, _starts(0.9, 0.42, 0.33, 0.23, 0.08), _SHAREGPT),
+    Panel("c", "OPT-175B, 8 GPUs, ShareGPT", OPT_175B, _starts(4.0, 2.6, 2.1, 1.7, 0.2), _SHAREGPT),
+    Panel("d", "OPT-13B, 1 GPU, Alpaca", OPT_13B, _starts(43, 33, 21, 3.8, 1.0), _ALPACA, _HALVINGS_OF_MANY),
+    Panel("e", "OPT-66B, 4 GPUs, Alpaca", OPT_66B, _starts(22, 13, 8.4, 1.3, 0.4), _ALPACA, _HALVINGS_OF_MANY),
     Panel("f", "OPT-175B, 8 GPUs, Alpaca", OPT_175B, _starts(50, 27, 27, 12.5, 0.7), _ALPACA, _HALVINGS_OF_MANY),
 )
 
@@ -91,10 +91,10 @@ def _translation(name: str, title: str, prefix: int, paged: float, oracle: float
 
 
 FIGURE_16 = (
-    _translation("one_shot", "1 example, 80 tokens", 80, 36, 20),
-    _translation("five_shot", "5 examples, 341 tokens", 341, 32, 10),
+    _translation("one_shot", "1 example, 80 tokens", 80, 42, 21),
+    _translation("five_shot", "5 examples, 341 tokens", 341, 29, 8.2),
 )
-_CHAT_STARTS = {PAGED: 0.9, "oracle": 0.45, "pow2": 0.45, "max": 0.45}
+_CHAT_STARTS = {PAGED: 0.8, "oracle": 0.5, "pow2": 0.47, "max": 0.45}
 # Of the artifact: a request begins a new conversation with this probability.
 _TURNS = {PAGED: {"workload": "chat_turns_half_new"}}
 FIGURE_17 = (

@@ -21,11 +21,11 @@ class Simulated(NamedTuple):
     """The results of a run.
 
     `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
-    the mean number of running requests over time. `shares` are means over steps, `full_shares` over the steps while
-    requests waited for memory: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and
-    `external` ones; for the paged system `held` of all blocks, and the blocks `saved` by sharing and `unshared`, those
-    that there would be without sharing, both over all blocks. Means are taken from the end of the warm-up to that of
-    the arrivals; counts are of the whole run. `prompt_seconds` is what prompts added to the duration of steps.
+    the mean number of running requests over time. `shares` are means over all steps, none with a limit, which asks for
+    the latency only: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and `external`
+    ones; for the paged system `held` of all blocks, and the blocks `saved` by sharing and `unshared`, those that there
+    would be without sharing, both over all blocks. Means are taken from the end of the warm-up to that of the arrivals;
+    counts are of the whole run. `prompt_seconds` is what prompts added to the duration of steps.
     """
 
     normalized_latency: float | None
@@ -34,7 +34,6 @@ class Simulated(NamedTuple):
     finished: int
     batched: float
     shares: Mapping[str, float]
-    full_shares: Mapping[str, float]
     steps: int
     tokens: int
     preemptions: int
@@ -89,7 +88,6 @@ class Simulation:
         return self._cut or self._limit is None or self._scheduler.empty
 
     def _turn(self) -> None:
-        waited = self._scheduler.waiting > 0
         self._submit()
         begun = self._clock.now
         turn = self._engine.turn()
@@ -99,7 +97,7 @@ class Simulation:
         for number in ended:
             self._latencies.end(number, self._clock.now)
         if turn.step is not None:
-            self._observe(begun, self._scheduler.running + len(ended), waited=waited)
+            self._observe(begun, self._scheduler.running + len(ended))
         elif not turn.progressed and self._submitted < len(self._arrivals):
             self._clock.advance_to(self._arrivals[self._submitted].seconds)
 
@@ -108,13 +106,13 @@ class Simulation:
             self._scheduler.requests.submit(self._requests[self._submitted])
             self._submitted += 1
 
-    def _observe(self, begun: float, running: int, *, waited: bool) -> None:
-        """Add the step that ended to the averages. The memory is full if requests waited before it and wait still."""
+    def _observe(self, begun: float, running: int) -> None:
+        """Add the step that ended to the averages."""
         steps, now = self._scheduler.totals.steps, self._clock.now
         if self._averages.open(now):
             self._averages.add_step(running, now - begun)
-            shares = self._system.shares(self._runner.computed)
-            self._averages.add_shares(shares, full=waited and self._scheduler.waiting > 0)
+            if self._limit is None:
+                self._averages.add_shares(self._system.shares(self._runner.computed))
         if self._limit is not None and steps % _BOUNDED == 0:
             self._cut = self._latencies.mean(self._submitted, now) > self._limit
 
@@ -128,7 +126,6 @@ class Simulation:
             finished=self._latencies.ended,
             batched=self._averages.batched,
             shares=self._averages.shares,
-            full_shares=self._averages.full_shares,
             steps=totals.steps,
             tokens=totals.generated_tokens,
             preemptions=totals.preemptions,
