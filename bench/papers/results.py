@@ -35,7 +35,7 @@ def publish(
 def _merged(before: Mapping[str, Any], written: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
     """Return the written results with the rows of the figures that only the earlier ones have."""
     figures = {row["figure"] for row in written["rows"]}
-    origin = {"cpu": before["hardware"]["cpu"], "day": before["started"][:10]}
+    origin = {"commit": before["commit"], "cpu": before["hardware"]["cpu"], "day": before["started"][:10]}
     kept = [{**origin, **row} for row in before["rows"] if row["figure"] not in figures and row["figure"] in order]
     rows = sorted([*written["rows"], *kept], key=lambda row: order.index(row["figure"]))
     return {**written, "rows": rows}
