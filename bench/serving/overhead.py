@@ -108,7 +108,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process's threads; that of the process is counted in hundredths of a second only."""
+    """Return the CPU seconds of all threads of a process. Its own counter has a resolution of only 10 ms."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 

@@ -100,7 +100,7 @@ class RecordedSizes:
 
     @property
     def kept(self) -> int:
-        """Bytes of inputs and logits: those of the largest batch, which all sizes use."""
+        """Bytes of inputs and logits. They are allocated once, for the largest batch; smaller batches use a part."""
         tables = self.sequences * self.blocks * _TABLE_ENTRY_BYTES
         return self._logits + self.sequences * _INPUT_BYTES + tables + _TABLE_ENTRY_BYTES
 

@@ -89,7 +89,7 @@ class ForwardPass:
         return logits
 
     def _advance(self, steady: SteadyDecoding, columns: Columns, work: tuple[Work, ...]) -> bool:
-        """Change the inputs of the latest step to those of the next one, unless its tokens are not known."""
+        """Turn the latest step's inputs into the next step's. Return False if the next step's tokens are not known."""
         if columns.pending and self._latest.sequences != columns.sequence:
             return False
         tables = None
@@ -136,10 +136,11 @@ class ForwardPass:
         return found
 
     def _fed_tokens(self, work: tuple[Work, ...], tokens: list[tuple[int, ...]]) -> list[NDArray[np.int64]]:
-        """Return a step's token ids, on the host with the pending ones.
+        """Return a step's token ids. On the host they include the pending tokens, which the latest step has sampled.
 
-        Elsewhere the indices of pending tokens follow, and of these among the latest step's. If the step feeds just
-        those in their order, as most steps do, nothing but an empty array.
+        On a device, two lists of indices follow: of the pending tokens in this step, and of the same tokens among those
+        of the latest step. If this step feeds exactly the latest step's tokens in their order, as most steps do, only
+        an empty array is returned.
         """
         pending = tokens.count(PENDING_TOKEN)
         if pending == len(work) and self._latest.sequences == tuple([item.sequence for item in work]):

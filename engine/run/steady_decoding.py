@@ -1,7 +1,7 @@
-"""Steps of steady decoding on a CPU: the sequences of the step before decode one token each.
+"""Steady decoding on a CPU: each step decodes one token of the same sequences as the step before.
 
-Then all that changes in the inputs of a step are the tokens, and positions that are one higher. So tensors are kept
-and changed in place: to make them anew takes longer than all else that the host does for a small step.
+From one step to the next only the tokens change, and each position grows by one. So the input tensors are kept and
+changed in place: making new ones takes longer than everything else that the host does for a small step.
 """
 
 from array import array
@@ -76,7 +76,7 @@ class SteadyInputs(NamedTuple):
 
 
 class SteadyDecoding:
-    """The inputs of the latest step, if all of its work decodes, and those of the step after it.
+    """Inputs of a step that only decodes. `advance` turns them into the inputs of the next step.
 
     `inputs` may be used until `advance`, which changes them in place.
     """
@@ -110,7 +110,7 @@ class SteadyDecoding:
         )
 
     def advance(self, columns: Columns, pending: Iterable[int], tables: torch.Tensor | None) -> None:
-        """Change the inputs to those of the next step.
+        """Turn the inputs into those of the next step.
 
         `pending` are the tokens that the latest step has sampled, for work that has none itself. `tables` are the block
         tables if one has changed.

@@ -1,4 +1,4 @@
-"""The engine's scheduler: for each turn, the work of the next step and the block step for the block manager.
+"""The engine's scheduler: in each turn it plans the next step, and a block step for the block manager.
 
 The order is that of the queue: by priority, then by arrival. A group runs only when the block manager has answered: its
 first blocks make it running, and it computes only within the room of its sequences, which answers grant. What the step
