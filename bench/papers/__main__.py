@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,19 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.loads.memory import DataMissing
+from bench.loads.memory import DATA_VARIABLE, DataMissing
 from bench.papers.case import Case, Values
 from bench.papers.execution import run_cases
 from bench.papers.figure import Figure
 from bench.papers.figures import all_figures
 from bench.papers.picture import draw
 from bench.papers.results import publish, summary
+from bench.papers.rows import PaperRow, of_short_traces, stated
 from bench.papers.simulation.cost_model import InvalidCostModel
 from bench.papers.simulation.run import simulate as run_simulation
 from bench.papers.simulation.scenario import COSTS, PREEMPTIONS, SYSTEMS, InvalidScenario, Scenario
 from bench.papers.simulation.traces import InvalidTrace
+from bench.papers.simulation.traces import missing as missing_files
 from bench.papers.store import Store
 from bench.report.targets import ROOT
 
@@ -49,28 +51,33 @@ def main() -> None:
     show_default=True,
     help="Simulations at a time.",
 )
+@click.option("--update", is_flag=True, help="With --only: replace these figures in the results, and keep the others.")
 @click.option("--output", type=click.Path(path_type=Path), help="Folder of results, pictures and computed cases.")
-def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output: Path | None) -> None:
+def figures(quick: bool, only: Sequence[str], again: bool, workers: int, update: bool, output: Path | None) -> None:
     """Compute what is missing, and write rows and pictures. A second call goes on where the first one stopped.
 
-    Results of a full run go to bench/results and docs/images, others to build/papers.
+    Results of a full run or an update go to bench/results and docs/images, others to build/papers.
     """
     chosen = [figure for figure in _chosen(only) if not quick or figure.cases(True) or not figure.cases(False)]
-    folder = output or (_BUILD / "quick" if quick or only else None)
+    if update and quick:
+        raise click.UsageError("--update: short traces update no results")
+    folder = output or (_BUILD / "quick" if quick or (only and not update) else None)
     _check_writable(folder or _BUILD)
     store = Store((output or _BUILD) / ("quick" if quick else "full"))
     cases = list({case.name: case for figure in chosen for case in figure.cases(quick)}.values())
+    _check_data(cases)
     values = {} if again else {case.name: found for case in cases if (found := store.find(case)) is not None}
     missing = [case for case in cases if case.name not in values]
     begun = time.monotonic()
     failed = _compute(missing, workers, store, values)
     complete = [figure for figure in chosen if all(case.name in values for case in figure.cases(quick))]
-    rows = [row for figure in complete for row in figure.rows(values)]
+    rows = [row for figure in complete for row in _rows(figure, values, quick=quick)]
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(summary(rows, "papers, quick: short traces, so that capacities are too high" if quick else "papers"))
+    console.print(summary(rows, "papers, quick: short traces" if quick else "papers"))
     if complete == chosen:
         seconds = round(time.monotonic() - begun, 1)
-        publish(rows, folder, quick=quick, computed_cases=len(missing), seconds=seconds)
+        order = [figure.name for figure in all_figures()]
+        publish(rows, folder, order, update=update, quick=quick, computed_cases=len(missing), seconds=seconds)
     for figure in complete:
         if figure.panels[0]:
             console.print(f"drawn: {draw(figure, values, folder)}")
@@ -79,6 +86,24 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, output:
     if failed:
         console.print("The same command goes on with what is missing.")
     sys.exit(bool(failed))
+
+
+def _check_data(cases: Sequence[Case]) -> None:
+    """Refuse to begin what would fail after minutes for want of a file."""
+    files = {file for case in cases for file in case.files}
+    try:
+        lacking = missing_files(files)
+    except DataMissing as error:
+        raise click.UsageError(str(error)) from error
+    if lacking:
+        raise click.UsageError(f"{DATA_VARIABLE}: {os.environ[DATA_VARIABLE]} has no {', '.join(lacking)}")
+
+
+def _rows(figure: Figure, values: Mapping[str, Values], *, quick: bool) -> list[PaperRow]:
+    """Return a figure's rows with their terms; those of a quick run's capacities are marked, and have no verdict."""
+    own = {case.name: values[case.name] for case in figure.cases(quick)}
+    rows = [stated(row, own) for row in figure.rows(values)]
+    return list(map(of_short_traces, rows)) if quick and figure.of_capacities else rows
 
 
 def _check_writable(folder: Path) -> None:
@@ -94,7 +119,7 @@ def _chosen(only: Sequence[str]) -> list[Figure]:
     known = {figure.name: figure for figure in all_figures()}
     if unknown := [name for name in only if name not in known]:
         raise click.UsageError(f"no figure {unknown[0]!r}: there are {', '.join(known)}")
-    return [known[name] for name in only] if only else list(known.values())
+    return [known[name] for name in only] if only else [one for one in known.values() if not one.takes_hours]
 
 
 def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str, Values]) -> dict[str, Exception]:
@@ -122,17 +147,21 @@ _FIELDS: dict[str, tuple[str, Sequence[str]]] = {
     "model": ("A model of coefficients.toml, such as opt-13b.", ()),
     "device": ("A device of coefficients.toml, such as a100-40g.", ()),
     "blocks": ("Blocks for K and V of all ranks; 983 of 16 tokens are the 12 GiB of OPT-13B in the paper.", ()),
-    "workload": ("Lengths of requests: sharegpt, alpaca, chat or translation, from the folder QUIRE_DATA.", ()),
+    "workload": ("Lengths of requests, such as sharegpt, alpaca, chat or translation, from the folder QUIRE_DATA.", ()),
     "rate": ("Requests per second, on average.", ()),
     "ranks": ("Devices that share the model.", ()),
     "seconds": ("Duration of the arrivals.", ()),
     "samples": ("Samples of each request.", ()),
-    "beams": ("Beams of each request; 0 samples instead.", ()),
+    "beams": ("Beams of each request: 2, 4 or 6, whose searches were recorded; 0 samples instead.", ()),
     "block_size": ("Tokens of a block.", ()),
     "prefix_tokens": ("Tokens of a prefix that all prompts have in common.", ()),
     "cost": ("Step times: a fit to measured steps, moved to the device by its bandwidth, or a roofline.", COSTS),
     "preemption": ("How preempted requests are brought back.", PREEMPTIONS),
     "warm_up": ("Share of the time of the arrivals that averages leave out.", ()),
+    "growth_reserve": (
+        "Admit as Quire does: a block for each running sequence stays free, not only the watermark of the paper.",
+        (),
+    ),
     "one_piece": ("Copy a swapped block in one piece, or in two pieces for each layer.", ()),
     "latency_limit": (
         "Run until all requests have ended, or the normalized latency is above this (seconds per token). Without it a "
@@ -143,13 +172,16 @@ _FIELDS: dict[str, tuple[str, Sequence[str]]] = {
 }
 
 
+_OFF = {"one_piece": "--two-per-layer", "growth_reserve": "--watermark-only"}  # the other value of a flag
+
+
 def _scenario_options(command: Callable[..., None]) -> Callable[..., None]:
     kinds: dict[Any, Any] = {int: int, float: float, float | None: float}
     for field in reversed(fields(Scenario)):
         text, choices = _FIELDS[field.name]
         name = f"--{field.name.replace('_', '-')}"
         required = field.default is MISSING
-        declaration = f"{name}/--two-per-layer" if field.type is bool else name
+        declaration = f"{name}/{_OFF[field.name]}" if field.type is bool else name
         option = click.option(
             declaration,
             type=click.Choice(choices) if choices else kinds.get(field.type),

@@ -50,11 +50,18 @@ def large_deviations(rows: Rows) -> dict[str, list[str]]:
 
 
 def _origin(found: Mapping[str, Any]) -> str:
-    hardware = found["hardware"]
-    return (
+    """Return where the rows are from: the latest run, and for rows of earlier ones their kinds."""
+    hardware, earlier = found["hardware"], [row for row in found["rows"] if "day" in row]
+    text = (
         f"[bench/results/papers.json](bench/results/papers.json) has all rows; {found['commit']}, "
         f"{found['started'][:10]}, {hardware['cores']} cores of {hardware['cpu']} ({hardware['device']})."
     )
+    runs = {(row["commit"], row["day"], row["cpu"]): None for row in earlier}
+    for commit, day, cpu in runs:
+        kinds = dict.fromkeys(row["kind"] for row in earlier if row["commit"] == commit)
+        figures = dict.fromkeys(name_of(row["figure"]) for row in earlier if row["commit"] == commit)
+        text += f" Earlier, {' and '.join(kinds)}: {', '.join(figures)} ({commit}, {day}, {cpu})."
+    return text
 
 
 def _compared(row: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Writes `bench/results/papers.json`, and shows the largest deviations from the papers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,30 @@ from bench.report.targets import RESULTS
 LARGE_DEVIATION = 0.1  # above which docs/papers.md explains a row
 
 
-def publish(rows: Sequence[PaperRow], folder: Path | None, **more: Any) -> None:
-    """Write `papers.json` into a folder, by default that of all devices: simulations do not depend on the device."""
-    write(BENCHMARK, list(rows), 1, folder or RESULTS, **more)
+def publish(
+    rows: Sequence[PaperRow], folder: Path | None, order: Sequence[str] = (), *, update: bool = False, **more: Any
+) -> None:
+    """Write `papers.json` into a folder, by default that of all devices: simulations do not depend on the device.
+
+    An `update` keeps the rows of other figures, with the commit, the day and the CPU that they are from. `order` has
+    the names of all figures.
+    """
+    folder = folder or RESULTS
+    before = read(folder) if update else None
+    write(BENCHMARK, list(rows), 1, folder, **more)
+    if before is not None:
+        path = folder / f"{BENCHMARK}.json"
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps(_merged(before, written, order), indent=2) + "\n")
+
+
+def _merged(before: Mapping[str, Any], written: dict[str, Any], order: Sequence[str]) -> dict[str, Any]:
+    """Return the written results with the rows of the figures that only the earlier ones have."""
+    figures = {row["figure"] for row in written["rows"]}
+    origin = {"commit": before["commit"], "cpu": before["hardware"]["cpu"], "day": before["started"][:10]}
+    kept = [{**origin, **row} for row in before["rows"] if row["figure"] not in figures and row["figure"] in order]
+    rows = sorted([*written["rows"], *kept], key=lambda row: order.index(row["figure"]))
+    return {**written, "rows": rows}
 
 
 def read(folder: Path = RESULTS) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Values of cases that were computed already, so that `make papers` goes on where it stopped.
 
-A value is valid for its arguments, for the traces, and for the code that computed it: a change of more than comments
-and docstrings computes it anew.
+A value is valid for its arguments, for the traces and recorded searches that it reads, and for the code that computed
+it: a change of more than comments and docstrings computes it anew.
 """
 
 import ast
@@ -15,11 +15,10 @@ from typing import Any
 
 from bench.loads.memory import DATA_VARIABLE
 from bench.papers.case import Case, Values
+from bench.papers.rows import MEASURED_CODE, SIMULATED_CODE
+from bench.papers.simulation.beam_trace import FILE as SEARCHES
 from bench.report.targets import ROOT
 
-# The code and the coefficients that values depend on, besides the module of the case.
-_SOURCES = ("blocks", "kvmanager", "engine", "bench/papers/simulation", "bench/papers/baselines")
-_MEASURED_SOURCES = ("bench/papers/measured", "bench/engine", "bench/loads")  # of timed cases
 _TRACES = (".csv", ".txt")
 
 
@@ -52,10 +51,17 @@ class Store:
 
 
 def _key(case: Case) -> str:
-    sources = _SOURCES + (_MEASURED_SOURCES if case.timed else ())
-    code = [code_digest(ROOT / source) for source in sources]
+    code = [code_digest(ROOT / source) for source in (MEASURED_CODE if case.timed else SIMULATED_CODE)]
     own = code_digest(ROOT / f"{case.run.__module__.replace('.', '/')}.py")
-    parts = [case.arguments, case.run.__qualname__, code, own, _traces_digest(os.environ.get(DATA_VARIABLE, ""))]
+    searches = [file_digest(SEARCHES)] if case.arguments.get("beams") else []
+    parts = [
+        case.arguments,
+        case.run.__qualname__,
+        code,
+        own,
+        *searches,
+        _traces_digest(os.environ.get(DATA_VARIABLE, "")),
+    ]
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -79,7 +85,12 @@ def code_digest(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterable[Path]:
-    return [one for kind in ("py", "toml", "json") for one in path.rglob(f"*.{kind}")] if path.is_dir() else [path]
+    return [one for kind in ("py", "toml") for one in path.rglob(f"*.{kind}")] if path.is_dir() else [path]
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's bytes, of none if it is missing."""
+    return sha256(path.read_bytes() if path.exists() else b"").hexdigest()
 
 
 def _without_words(source: str) -> str:

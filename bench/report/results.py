@@ -41,7 +41,8 @@ class Row:
 
     `reason` says why a value on the right side of its target does not meet it. `terms` are those of each program,
     `null` the interval of the same figure with the same program on both sides, `by` what a goal was met through. A
-    `limit` row is a share of a physical limit. An `exact` value repeats exactly.
+    `limit` row is a share of a physical limit. An `exact` value repeats exactly. `code` are the paths of what it
+    measured, those of the whole run if there are none.
     """
 
     metric: str
@@ -56,6 +57,7 @@ class Row:
     by: str | None = field(default=None, kw_only=True)
     limit: bool = field(default=False, kw_only=True)
     exact: bool = field(default=False, kw_only=True)
+    code: Sequence[str] = field(default=(), kw_only=True)
 
 
 def row(
@@ -139,7 +141,7 @@ def write(
     The results of a `dry` run say so and have no commit, so that no row counts.
     """
     where = _where(device_of(benchmark)) | ({"commit": None} if dry else {})
-    measured = {"commit": where["commit"], "code": list(code)}
+    commit = where["commit"]
     result = {
         "benchmark": benchmark,
         "started": _STARTED.isoformat(timespec="seconds"),
@@ -147,7 +149,10 @@ def write(
         "foreign_cores": _FOREIGN_CPU.most,
         **where,
         "repetitions": repetitions,
-        "rows": [asdict(one) | measured for one in judged(benchmark, rows, repetitions, dry=dry)],
+        "rows": [
+            asdict(one) | {"commit": commit, "code": list(one.code or code)}
+            for one in judged(benchmark, rows, repetitions, dry=dry)
+        ],
         **({"dry": True} if dry else {}),
         **more,
     }

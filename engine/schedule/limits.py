@@ -33,7 +33,8 @@ class Limits:
     `token_budget` limits the tokens scheduled in one step, `max_sequences` the sequences that hold blocks,
     `max_waiting` the queue. One block step admits requests until they have `admission_budget` tokens that are not
     cached; 0: `token_budget`. `admission_watermark` is the fraction of the pool that an admission leaves free while
-    other requests run.
+    other requests run. With `growth_reserve` it also leaves a block for each running sequence where a preemption would
+    lose computed tokens; without, the watermark alone, as the PagedAttention paper's artifact does.
 
     A prompt with more than `long_prefill_token_threshold` uncomputed tokens is long: see `PrefillOrder`; 0: none is,
     which is the order of the PagedAttention paper. At most `max_num_partial_prefills` prompts share the budget of a
@@ -59,6 +60,7 @@ class Limits:
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
     matched_tokens: int = 2
+    growth_reserve: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -10,10 +10,11 @@ def all_figures() -> tuple[Figure, ...]:
         attention_kernels,
         block_sizes,
         long_contexts,
+        long_scenarios,
         memory,
         recovery_costs,
         throughput,
     )
 
-    modules = (memory, throughput, attention_kernels, block_sizes, recovery_costs, long_contexts)
+    modules = (memory, throughput, attention_kernels, block_sizes, recovery_costs, long_contexts, long_scenarios)
     return (*(figure for module in modules for figure in module.FIGURES), *worked_examples.FIGURES)

@@ -13,10 +13,12 @@ from bench.papers.rows import Kind, PaperRow, paper_row
 from bench.papers.servers import OPT_13B
 from bench.papers.simulation.run import simulate
 from bench.papers.simulation.scenario import PAGED
+from bench.papers.simulation.traces import FILES
 from bench.report.picture import OTHER, PEER, QUIRE
 
 _SIZES, _QUICK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256), (4, 16, 128)
 _RATES = {"sharegpt": 1.9, "alpaca": 30.0}  # requests a second
+_BEST = {"sharegpt": (16, 128), "alpaca": (16, 32)}  # the smallest and the largest block size that the paper found best
 _DRAINED = 60.0  # seconds per token: a limit that no run reaches, so that all requests end
 _QUICK_SECONDS = 40
 # Ways to recover a preempted request in figure 19b, and the pieces in which a block is copied.
@@ -31,7 +33,7 @@ _RECOVERY_RATE = 2.1  # requests a second: at times more than the pool holds, so
 def _case(name: str, size: int, quick: bool, **more: Any) -> Case:
     seconds = {"seconds": _QUICK_SECONDS} if quick else {}
     scenario = {"system": PAGED, **OPT_13B.scenario(size), "latency_limit": _DRAINED, **seconds, **more}
-    return Case(f"{name}_{size}", simulate, scenario)
+    return Case(f"{name}_{size}", simulate, scenario, files=(FILES[scenario["workload"]],))
 
 
 def _cases_18b(quick: bool) -> list[Case]:
@@ -56,7 +58,7 @@ def _sizes(prefix: str, values: Mapping[str, Values]) -> dict[int, float]:
 
 
 def _rows_18b(values: Mapping[str, Values]) -> list[PaperRow]:
-    """Latencies, and the block sizes within 10 % of the best one's."""
+    """Latencies, the block sizes within 10 % of the best one's, and the worst of the paper's best sizes over it."""
     rows = []
     for workload in _RATES:
         latencies = _sizes(f"figure_18b_{workload}", values)
@@ -64,6 +66,10 @@ def _rows_18b(values: Mapping[str, Values]) -> list[PaperRow]:
         good = [size for size, value in latencies.items() if value <= 1.1 * min(latencies.values())]
         for name, size in (("smallest", min(good)), ("largest", max(good))):
             rows.append(paper_row("figure_18b", f"{workload}_{name}_good_size", size, "tokens", Kind.SIMULATED))
+        low, high = _BEST[workload]
+        worst = max((value for size, value in latencies.items() if low <= size <= high), default=0.0)
+        ratio = round(worst / min(latencies.values()), 4)
+        rows.append(paper_row("figure_18b", f"{workload}_papers_best_over_best_ratio", ratio, "ratio", Kind.SIMULATED))
     return rows
 
 
@@ -85,7 +91,7 @@ def _seconds(figure: str, metric: str, value: float) -> PaperRow:
 
 
 def _draw_18b(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
-    for panel, (workload, spans) in zip(axes, {"sharegpt": (16, 128), "alpaca": (16, 32)}.items(), strict=True):
+    for panel, (workload, spans) in zip(axes, _BEST.items(), strict=True):
         latencies = _sizes(f"figure_18b_{workload}", values)
         _draw_line(panel, latencies, QUIRE, "Quire, simulated")
         panel.axvspan(*spans, color=OTHER, alpha=0.5, zorder=0, label="best sizes in the paper")

@@ -1,10 +1,11 @@
 """Figures 1 to 4 of FlexAttention, its perplexity and its bound on memory overhead, on the CPU and the demo model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from math import log2
 from typing import Any
 
-from bench.engine.perplexity import logprobs_of_windows, perplexity
+from bench.engine.perplexity import logprobs_of_windows, perplexity, terms_in_blocks
 from bench.papers.case import Case, Values
 from bench.papers.figure import Figure
 from bench.papers.figures import long_context_memory
@@ -160,14 +161,15 @@ def _draw_4(panels: Sequence[Any], values: Cases) -> None:
 def _cases_of_perplexity(quick: bool) -> list[Case]:
     count, tokens = (1, 128) if quick else (12, 1024)
     arguments = {"count": count, "window_tokens": tokens}
-    return [Case(_PERPLEXITY, perplexities, arguments, timed=True)]
+    return [Case(_PERPLEXITY, perplexities, arguments, timed=True, files=("wikitext2_valid.txt",))]
 
 
 def perplexities(count: int, window_tokens: int) -> Values:
     """Return the perplexity of windows of WikiText in blocks and by transformers, with their log-probabilities."""
     logprobs = logprobs_of_windows(count, window_tokens)
     found = {way: perplexity(sums, window_tokens) for way, sums in logprobs.items()}
-    return {"perplexity": found, "logprobs_of_windows": logprobs, "window_tokens": window_tokens}
+    terms = asdict(replace(terms_in_blocks(), work=f"{count} windows of {window_tokens} tokens"))
+    return {"perplexity": found, "logprobs_of_windows": logprobs, "window_tokens": window_tokens, "terms": terms}
 
 
 def _rows_of_perplexity(values: Cases) -> list[PaperRow]:

@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -48,10 +49,10 @@ class ContiguousSequence:
 class ContiguousModel:
     """The demo model by transformers."""
 
-    def __init__(self, dtype: str) -> None:
-        """Load it, with weights and cache of this type."""
+    def __init__(self, dtype: str, folder: Path | None = None) -> None:
+        """Load it, or the model of a folder, with weights and cache of this type."""
         logging.disable_progress_bar()
-        folder = dense_folder(resolve("demo", default_cache(), lambda *_: None))
+        folder = folder or dense_folder(resolve("demo", default_cache(), lambda *_: None))
         self._model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
         ).eval()

@@ -11,12 +11,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.engine.kernels import DTYPE, GROUP, HEAD_SIZE, KV_HEADS, LAYERS, SCORING, Ways, decoding_step, take_turns
 from bench.papers.case import Values
+from bench.report.terms import Terms
 from blocks import blocks_for
 from engine.attention.cache import CacheGeometry
 from engine.native.cpu_backend import CpuBackend
@@ -40,7 +43,7 @@ def paged_and_contiguous(sequences: Sequence[int], contexts: Sequence[int], repe
         f"b{batch}_c{context}": take_turns(_ways(kernels, batch, context), range(repetitions + 1))
         for batch, context in sizes
     }
-    return {"seconds": seconds, "layers": LAYERS, "cpu_class": kernels.cpu.name}
+    return {"seconds": seconds, "layers": LAYERS, "cpu_class": kernels.cpu.name, "terms": _terms()}
 
 
 def by_block_size(sequences: int, context: int, block_sizes: Sequence[int], layers: int, repetitions: int) -> Values:
@@ -56,7 +59,20 @@ def by_block_size(sequences: int, context: int, block_sizes: Sequence[int], laye
     }
     seconds = take_turns(ways, range(repetitions + 1))
     packed = [size for size in block_sizes if size % PACKED_SIZE == 0]
-    return {"seconds": seconds, "layers": layers, "packed": packed, "cpu_class": kernels.cpu.name}
+    return {
+        "seconds": seconds,
+        "layers": layers,
+        "packed": packed,
+        "cpu_class": kernels.cpu.name,
+        "terms": _terms(),
+    }
+
+
+def _terms() -> dict[str, Any]:
+    """Return the terms of all ways: there are no weights."""
+    dtype = str(DTYPE).removeprefix("torch.")
+    terms = Terms(activations=dtype, kv_cache=dtype, threads=torch.get_num_threads(), work="attention of a step")
+    return asdict(terms)
 
 
 def _ways(kernels: Kernels, sequences: int, context: int) -> Ways:

@@ -8,10 +8,11 @@ import random
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 # First, because it sets how threads of torch wait.
-from bench.loads.engine_worker import BFLOAT16, demo_parts  # isort: skip
+from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of  # isort: skip
 from bench.engine.context import decoded_at, engine_of
 from bench.papers.case import Values
 from blocks import blocks_for
@@ -38,7 +39,8 @@ def paged_peak(length: int) -> Values:
     engine = engine_of(parts)
     seconds, peak_bytes = _peak_of(lambda: decoded_at(engine, text, decoded_of(length) + 1))
     sizes = {"model_bytes": model_bytes, "peak_bytes": peak_bytes, "kv_bytes": blocks * block_bytes}
-    return {**sizes, "seconds": seconds, "device": parts.device}
+    terms = asdict(terms_of(parts, "a sequence"))
+    return {**sizes, "seconds": seconds, "device": parts.device, "terms": terms}
 
 
 def default_peak(length: int, dtype: str) -> Values:
@@ -58,7 +60,8 @@ def default_peak(length: int, dtype: str) -> Values:
 
     seconds, peak_bytes = _peak_of(run)
     sizes = {"model_bytes": model_bytes, "peak_bytes": peak_bytes, "kv_bytes": kept[0].kv_bytes}
-    return {**sizes, "weights_bytes": model.weights_bytes, "seconds": seconds, "dtype": dtype}
+    terms = asdict(model.terms("a sequence"))
+    return {**sizes, "weights_bytes": model.weights_bytes, "seconds": seconds, "dtype": dtype, "terms": terms}
 
 
 def decoded_of(length: int) -> int:

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import count
+from typing import Any
 
 # First, because it sets how threads of torch wait.
-from bench.loads.engine_worker import BFLOAT16, demo_parts  # isort: skip
+from bench.loads.engine_worker import BFLOAT16, demo_parts, terms_of  # isort: skip
 from bench.engine.kernels import Ways, take_turns
 from bench.papers.case import Values
 from blocks import Copy, blocks_for
@@ -22,17 +24,20 @@ def recovery_seconds(block_sizes: Sequence[int], tokens: int, repetitions: int) 
     and computes the tokens as one prompt. All alternate.
     """
     ways: Ways = {}
+    terms: dict[str, Any] = {}
     for size in block_sizes:
-        ways |= {f"{size}_{name}": way for name, way in _ways(size, tokens).items()}
+        own, parts = _ways(size, tokens)
+        ways |= {f"{size}_{name}": way for name, way in own.items()}
+        terms = asdict(terms_of(parts, "a sequence"))
     found = take_turns(ways, range(repetitions + 1))
     seconds = {
         str(size): {name: found[f"{size}_{name}"] for name in ("swap_out", "swap_in", "recompute")}
         for size in block_sizes
     }
-    return {"seconds": seconds, "tokens": tokens}
+    return {"seconds": seconds, "tokens": tokens, "terms": terms}
 
 
-def _ways(block_size: int, tokens: int) -> Ways:
+def _ways(block_size: int, tokens: int) -> tuple[Ways, EngineParts]:
     held = blocks_for(tokens, block_size)
     sizes = {"block_size": block_size, "host_blocks": 2 * held, "token_budget": tokens}
     parts = demo_parts(2 * held, device="cpu", **sizes, **BFLOAT16)
@@ -41,11 +46,12 @@ def _ways(block_size: int, tokens: int) -> Ways:
     out = tuple(Copy(*pair) for pair in zip(device[:held], host[:held], strict=True))
     back = tuple(Copy(*pair) for pair in zip(host[:held], device[held:], strict=True))
     launch = _launcher(parts.runner)
-    return {
+    ways: Ways = {
         "swap_out": partial(launch, (Copies(device_to_host=out),), ()),
         "swap_in": partial(launch, (Copies(host_to_device=back),), ()),
         "recompute": partial(launch, (), (_prompt(parts, tokens, tuple(device[:held])),)),
     }
+    return ways, parts
 
 
 def _launcher(runner: Runner) -> Callable[[tuple[Copies, ...], tuple[Work, ...]], object]:

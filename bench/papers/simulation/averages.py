@@ -12,7 +12,6 @@ class Averages:
     """Means over the steps between `begin` and `end`, in seconds of the virtual clock.
 
     `add_step` weighs the running requests by the duration of the step; shares of memory count the same for each step.
-    Those of steps while requests wait for memory are averaged apart too.
     """
 
     begin: float
@@ -20,7 +19,6 @@ class Averages:
     seconds: float = 0.0
     _batched_seconds: float = 0.0
     _shares: list[Mapping[str, float]] = field(default_factory=list)
-    _full_shares: list[Mapping[str, float]] = field(default_factory=list)
 
     def open(self, now: float) -> bool:
         """Return whether a time is within the averages."""
@@ -31,11 +29,9 @@ class Averages:
         self._batched_seconds += running * seconds
         self.seconds += seconds
 
-    def add_shares(self, shares: Mapping[str, float], *, full: bool) -> None:
-        """Add shares of the memory at the end of a step; it is `full` while requests wait for it."""
+    def add_shares(self, shares: Mapping[str, float]) -> None:
+        """Add shares of the memory at the end of a step."""
         self._shares.append(shares)
-        if full:
-            self._full_shares.append(shares)
 
     @property
     def batched(self) -> float:
@@ -45,16 +41,8 @@ class Averages:
     @property
     def shares(self) -> dict[str, float]:
         """Mean shares over all steps, empty if none were added."""
-        return _means(self._shares)
-
-    @property
-    def full_shares(self) -> dict[str, float]:
-        """Mean shares over the steps while the memory was full, empty if it never was."""
-        return _means(self._full_shares)
-
-
-def _means(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {kind: fmean(one[kind] for one in shares) for kind in (shares[0] if shares else ())}
+        first = next(iter(self._shares), {})
+        return {kind: fmean(one[kind] for one in self._shares) for kind in first}
 
 
 class Latencies:

@@ -20,7 +20,8 @@ Latency = tuple[float, bool]
 def measure_capacity(start: float, halvings: int, **scenario: Any) -> dict[str, Any]:
     """Simulate a scenario at several rates; return its capacity in requests a second, and the points of its curve.
 
-    Each point has the rate, the normalized latency in seconds per token, and whether that is a lower bound. Rates
+    Each point has the rate, the normalized latency in seconds per token, and whether that is a lower bound.
+    `prompts_share` is the part of the time that prompts take at the highest rate known to be sustained. Rates
     increase from `start`, or decrease, until one is sustained and the next is not; `halvings` of that interval follow.
     """
     results: dict[float, Any] = {}
@@ -38,7 +39,15 @@ def measure_capacity(start: float, halvings: int, **scenario: Any) -> dict[str, 
         latency(share * capacity)
     points = [[rate, one["normalized_latency"], one["cut"]] for rate, one in sorted(results.items())]
     speeds = [one["simulated_seconds"] / one["cpu_seconds"] for one in results.values()]
-    return {"capacity": capacity, "low": low, "high": high, "points": points, "speeds": speeds}
+    prompts = results[low]["prompt_seconds"] / results[low]["simulated_seconds"]
+    return {
+        "capacity": capacity,
+        "low": low,
+        "high": high,
+        "points": points,
+        "speeds": speeds,
+        "prompts_share": prompts,
+    }
 
 
 def bracket(start: float, latency: Callable[[float], Latency]) -> tuple[float, float]:

@@ -121,8 +121,21 @@ class Transfers:
 
 
 @dataclass(frozen=True)
+class LargeBatch:
+    """The terms of decoding in steps of at least `sequences` sequences, in milliseconds."""
+
+    sequences: int
+    decode: float
+    decode_context: float
+    decode_sequence: float
+
+
+@dataclass(frozen=True)
 class MeasuredFit:
-    """Durations by a linear fit to measured steps, in milliseconds. A step with both kinds of work adds their terms."""
+    """Durations by linear fits to measured steps, in milliseconds. A step with both kinds of work adds their terms.
+
+    Decoding has two fits: one for small batches, and `large` for others.
+    """
 
     prefill: float
     prefill_token: float
@@ -130,30 +143,36 @@ class MeasuredFit:
     decode: float
     decode_context: float
     decode_sequence: float
+    large: LargeBatch | None = None
     transfers: Transfers | None = None
 
     def seconds(self, load: StepLoad) -> float:
         """Return the duration of a step in seconds."""
         if not load.decoding and not load.prompt_tokens:
             return self._copies(load)
-        milliseconds = (
-            (self.decode if load.decoding else self.prefill)
-            + self.prefill_token * load.prompt_tokens
-            + self.prefill_square * load.prompt_squares
-            + self.decode_context * load.context_tokens
-            + self.decode_sequence * load.decoding
-        )
-        return _MILLI * milliseconds + self._copies(load)
+        prompts = self.prefill_token * load.prompt_tokens + self.prefill_square * load.prompt_squares
+        return _MILLI * (prompts + (self._decoding(load) if load.decoding else self.prefill)) + self._copies(load)
+
+    def _decoding(self, load: StepLoad) -> float:
+        """Return the milliseconds of the decoding sequences. The sizes are those that the fits were measured for."""
+        terms = self.large if self.large and load.decoding >= self.large.sequences else self
+        return terms.decode + terms.decode_context * load.context_tokens + terms.decode_sequence * load.decoding
 
     def on(self, measured: Placement, target: Placement) -> "MeasuredFit":
         """Return the fit moved to another device: weights and KV are read at its bandwidth."""
         before, after = measured.device.bytes_per_second, target.device.bytes_per_second
         weights = measured.weights_bytes * (1 / after - 1 / before) / _MILLI
+        large = self.large and replace(
+            self.large,
+            decode=self.large.decode + weights,
+            decode_context=self.large.decode_context * before / after,
+        )
         return replace(
             self,
             prefill=self.prefill + weights,
             decode=self.decode + weights,
             decode_context=self.decode_context * before / after,
+            large=large,
         )
 
     def _copies(self, load: StepLoad) -> float:
@@ -220,7 +239,8 @@ def fit_of(model: str, device: str, ranks: int = 1, transfers: Transfers | None 
         )
     measured = dict(known[model])
     at = place(model, measured.pop("device"), measured.pop("ranks"))
-    return replace(MeasuredFit(**measured), transfers=transfers).on(at, place(model, device, ranks))
+    large = LargeBatch(**measured.pop("large"))
+    return replace(MeasuredFit(**measured, large=large), transfers=transfers).on(at, place(model, device, ranks))
 
 
 def roofline_of(placement: Placement, band: str = "middle", transfers: Transfers | None = None) -> Roofline:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bench.papers.simulation.averages import Averages, Latencies
-from bench.papers.simulation.beam_candidates import recorded
+from bench.papers.simulation.beam_trace import recorded
 from bench.papers.simulation.scenario import Scenario
 from bench.papers.simulation.simulated_runner import SimulatedRunner, VirtualClock
 from bench.papers.simulation.systems import build, check_fits
@@ -14,19 +14,18 @@ from engine.run.loop import Engine
 from engine.schedule.outputs import Finished
 from engine.schedule.scheduler import Scheduler
 
-_LOOKED_AT = 16  # the memory is looked at every so many steps,
-_BOUNDED = 512  # and the latency compared with its limit
+_BOUNDED = 512  # the latency is compared with its limit every so many steps
 
 
 class Simulated(NamedTuple):
     """The results of a run.
 
     `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
-    the mean number of running requests over time. `shares` are means over steps, `full_shares` over the steps while
-    requests waited for memory: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and
-    `external` ones; for the paged system `granted_tokens`, tokens of granted slots, `held` of all blocks, and `saved`
-    of the blocks that would be needed without sharing. Means are taken from the end of the warm-up to that of the
-    arrivals; counts are of the whole run.
+    the mean number of running requests over time. `shares` are means over all steps, none with a limit, which asks for
+    the latency only: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and `external`
+    ones; for the paged system `held` of all blocks, and the blocks `saved` by sharing and `unshared`, those that there
+    would be without sharing, both over all blocks. Means are taken from the end of the warm-up to that of the arrivals;
+    counts are of the whole run. `prompt_seconds` is what prompts added to the duration of steps.
     """
 
     normalized_latency: float | None
@@ -35,12 +34,12 @@ class Simulated(NamedTuple):
     finished: int
     batched: float
     shares: Mapping[str, float]
-    full_shares: Mapping[str, float]
     steps: int
     tokens: int
     preemptions: int
     computed_tokens: int
     recomputed_tokens: int
+    prompt_seconds: float
     simulated_seconds: float
     cpu_seconds: float
 
@@ -61,8 +60,8 @@ class Simulation:
         self._system = build(scenario, self._arrivals)
         check_fits(self._requests, self._system)
         self._clock = VirtualClock()
-        candidates = recorded(2 * scenario.beams) if scenario.beams else ()
-        self._runner = SimulatedRunner(self._clock, scenario.cost_model(), candidates)
+        searches = recorded(scenario.beams) if scenario.beams else None
+        self._runner = SimulatedRunner(self._clock, scenario.cost_model(), searches)
         self._scheduler = Scheduler(self._system.capacity, self._system.limits)
         self._engine = Engine(self._scheduler, self._runner, self._system.blocks, self._clock)
         self._latencies = Latencies(self._arrivals)
@@ -89,7 +88,6 @@ class Simulation:
         return self._cut or self._limit is None or self._scheduler.empty
 
     def _turn(self) -> None:
-        waited = self._scheduler.waiting > 0
         self._submit()
         begun = self._clock.now
         turn = self._engine.turn()
@@ -99,7 +97,7 @@ class Simulation:
         for number in ended:
             self._latencies.end(number, self._clock.now)
         if turn.step is not None:
-            self._observe(begun, self._scheduler.running + len(ended), waited=waited)
+            self._observe(begun, self._scheduler.running + len(ended))
         elif not turn.progressed and self._submitted < len(self._arrivals):
             self._clock.advance_to(self._arrivals[self._submitted].seconds)
 
@@ -108,14 +106,13 @@ class Simulation:
             self._scheduler.requests.submit(self._requests[self._submitted])
             self._submitted += 1
 
-    def _observe(self, begun: float, running: int, *, waited: bool) -> None:
-        """Add the step that ended to the averages. The memory is full if requests waited before it and wait still."""
+    def _observe(self, begun: float, running: int) -> None:
+        """Add the step that ended to the averages."""
         steps, now = self._scheduler.totals.steps, self._clock.now
         if self._averages.open(now):
             self._averages.add_step(running, now - begun)
-            if steps % _LOOKED_AT == 0:
-                shares = self._system.shares(self._runner.computed)
-                self._averages.add_shares(shares, full=waited and self._scheduler.waiting > 0)
+            if self._limit is None:
+                self._averages.add_shares(self._system.shares(self._runner.computed))
         if self._limit is not None and steps % _BOUNDED == 0:
             self._cut = self._latencies.mean(self._submitted, now) > self._limit
 
@@ -129,12 +126,12 @@ class Simulation:
             finished=self._latencies.ended,
             batched=self._averages.batched,
             shares=self._averages.shares,
-            full_shares=self._averages.full_shares,
             steps=totals.steps,
             tokens=totals.generated_tokens,
             preemptions=totals.preemptions,
             computed_tokens=totals.computed_tokens,
             recomputed_tokens=totals.recomputed_tokens,
+            prompt_seconds=self._runner.prompt_seconds,
             simulated_seconds=self._clock.now,
             cpu_seconds=cpu_seconds,
         )

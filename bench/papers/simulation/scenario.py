@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from bench.papers.simulation.beam_candidates import MOST_BEAMS
+from bench.papers.simulation.beam_trace import VOCABULARY_OF_NODES, WIDTHS
 from bench.papers.simulation.cost_model import CostModel, fit_of, place, roofline_of, transfers_of
-from bench.papers.simulation.traces import CONTEXT_TOKENS, Arrival, load, poisson
+from bench.papers.simulation.simulated_runner import FIRST_NODE
+from bench.papers.simulation.traces import CONTEXT_TOKENS, NEW_CONVERSATIONS, Arrival, load, poisson, turns
 from engine.schedule.limits import Preemption
 from engine.schedule.request import BeamSearch, Request, Sampling, Stopping
 
@@ -12,17 +13,17 @@ PAGED = "paged"
 FASTER_TRANSFORMER = "fastertransformer"
 ORCAS = ("oracle", "pow2", "max")
 SYSTEMS = (PAGED, *ORCAS, FASTER_TRANSFORMER)
-VOCABULARY = 50_000
+VOCABULARY = FIRST_NODE + VOCABULARY_OF_NODES  # tokens of prompts and samples, then those of replayed beams
 _FIT = "fit"
 COSTS = (_FIT, "low", "middle", "high")
-_DISTINCT = VOCABULARY - 1  # token ids other than that of a common prefix
+_DISTINCT = FIRST_NODE - 1  # token ids other than that of a common prefix
 PREEMPTIONS = tuple(one.value for one in Preemption)
 _BOUNDS = {
     "warm_up": (0.0, 0.9),
     "blocks": (1, 1 << 20),
     "block_size": (1, CONTEXT_TOKENS),
     "samples": (1, 64),
-    "beams": (0, MOST_BEAMS),
+    "beams": (0, max(WIDTHS)),
     "prefix_tokens": (0, CONTEXT_TOKENS),
 }
 
@@ -40,7 +41,8 @@ class Scenario:
     that begins with `prefix_tokens` common tokens, by which the model's context grows. `cost` is `fit`, or `low`,
     `middle` or `high` for a roofline. A swapped block is one piece (`one_piece`), or two for each layer.
 
-    Averages leave out `warm_up`, a share of the time of the arrivals.
+    Averages leave out `warm_up`, a share of the time of the arrivals. With `growth_reserve` the paged system admits as
+    Quire does, and leaves a block free for each running sequence; without, it leaves the watermark, as in the paper.
 
     With a `latency_limit` (seconds per token) a run ends as soon as its normalized latency is surely above it. Without
     one it ends with the last arrival.
@@ -64,6 +66,7 @@ class Scenario:
     latency_limit: float | None = None
     seed: int = 0
     warm_up: float = 0.1
+    growth_reserve: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -72,6 +75,8 @@ class Scenario:
         for name, known in {"system": SYSTEMS, "preemption": PREEMPTIONS, "cost": COSTS}.items():
             if getattr(self, name) not in known:
                 raise InvalidScenario(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.beams and self.beams not in WIDTHS:
+            raise InvalidScenario(f"beams must be one of 0, {', '.join(map(str, WIDTHS))}, not {self.beams}")
         if self.beams and self.samples > 1:
             raise InvalidScenario(f"samples must be 1 with beams, not {self.samples}")
         if self.latency_limit is not None and not self.latency_limit > 0:
@@ -97,10 +102,11 @@ class Scenario:
 
     def arrivals(self) -> list[Arrival]:
         """Draw the requests, each with the common prefix in its prompt. Raises InvalidTrace."""
-        lengths = load(self.workload)
-        if self.prefix_tokens:
-            lengths = [one._replace(prompt=one.prompt + self.prefix_tokens) for one in lengths]
-        return poisson(lengths, self.rate, self.seconds, self.seed)
+        if (new := NEW_CONVERSATIONS.get(self.workload)) is not None:
+            drawn = turns(new, self.rate, self.seconds, self.seed)
+        else:
+            drawn = poisson(load(self.workload), self.rate, self.seconds, self.seed)
+        return [Arrival(at, one._replace(prompt=one.prompt + self.prefix_tokens)) for at, one in drawn]
 
     def request(self, number: int, arrival: Arrival) -> Request:
         """Return an arrival as a request of the engine. Behind the common prefix, no two prompts are equal."""

@@ -1,19 +1,20 @@
 """Executes plans on a virtual clock: a step takes the time of a cost model, and nothing is computed.
 
 Sampled tokens are the index of their sample, because equal tokens of samples would be shared after a preemption. A beam
-gets recorded log-probabilities of a real model, drawn by its sequence and position.
+is continued by those that continued it in a recorded search of a real model.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from bench.papers.simulation.beam_trace import RecordedSearches
 from bench.papers.simulation.cost_model import CostModel, StepLoad
 from engine.schedule.step_plan import Sampled, StepPlan, Work
 
-# Log-probabilities of the most likely tokens at one position, most likely first.
-Candidates = Sequence[float]
 _MULTIPLIER = 0x9E3779B97F4A7C15  # of Fibonacci hashing
+FIRST_NODE = 50_000  # token id of the first node of recorded searches
+_NEVER = -1e6  # log-probability of a continuation that is pruned
 
 
 class VirtualClock:
@@ -52,21 +53,27 @@ class SimulatedStep:
 class SimulatedRunner:
     """A `Runner` whose steps run one behind the other."""
 
-    def __init__(self, clock: VirtualClock, cost: CostModel, candidates: Sequence[Candidates] = ()) -> None:
-        """Start idle. `candidates` are needed for beam searches only.
+    def __init__(self, clock: VirtualClock, cost: CostModel, searches: RecordedSearches | None = None) -> None:
+        """Start idle. `searches` are needed for beam searches only.
 
-        `computed` has the number of computed tokens of each sequence in the latest step.
+        `computed` has the number of computed tokens of each sequence in the latest step, `prompt_seconds` what prompts
+        added to the duration of all steps.
         """
         self.computed: dict[int, int] = {}
+        self.prompt_seconds = 0.0
         self._clock = clock
         self._cost = cost
-        self._candidates = candidates
+        self._searches = searches
         self._free_at = 0.0
 
     def launch(self, plan: StepPlan) -> SimulatedStep:
         """Launch a step behind all steps launched before."""
         begin = max(self._clock.now, self._free_at)
-        self._free_at = begin + self._cost.seconds(load_of(plan))
+        load = load_of(plan)
+        seconds = self._cost.seconds(load)
+        if load.prompt_tokens:
+            self.prompt_seconds += seconds - self._cost.seconds(load._replace(prompt_tokens=0, prompt_squares=0))
+        self._free_at = begin + seconds
         self.computed = {work.sequence: work.end for work in plan.work}
         return SimulatedStep(self._clock, self._free_at, list(chain.from_iterable(map(self._results, plan.work))))
 
@@ -78,9 +85,14 @@ class SimulatedRunner:
         return [Sampled(index) for index in work.sample_indices]
 
     def _continuations(self, work: Work) -> tuple[tuple[int, float], ...]:
-        """Return a recorded row of candidates; each token id is its rank, so that beams differ."""
-        place = (work.sequence * _MULTIPLIER ^ work.end * (_MULTIPLIER >> 7)) >> 11
-        return tuple(enumerate(self._candidates[place % len(self._candidates)][: work.candidates]))
+        """Return the nodes that continue a beam, and others that no search keeps. Behind a prompt a search begins."""
+        assert self._searches, "beam searches need recorded ones"
+        node = work.token_ids[-1] - FIRST_NODE
+        searches = self._searches
+        nodes = searches.first(work.sequence * _MULTIPLIER >> 11) if node < 0 else searches.children(node)
+        kept = [(FIRST_NODE + one, 0.0) for one in nodes]
+        others = [(rank, _NEVER - rank) for rank in range(work.candidates - len(kept))]
+        return (*kept, *others)
 
 
 def load_of(plan: StepPlan) -> StepLoad:

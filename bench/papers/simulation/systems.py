@@ -15,8 +15,8 @@ from engine.schedule.request import Request
 from tests.in_process import InProcessBlocks
 
 _UNBOUNDED = 1 << 40  # requests that may wait
-# Limits of the paper's artifact: tokens and sequences of one iteration, and vLLM's watermark. A batch of
-# FasterTransformer is not bounded by tokens.
+# Limits of the paper's artifact: tokens and sequences of one iteration, and vLLM's watermark, beside which an admission
+# leaves nothing free. A batch of FasterTransformer is not bounded by tokens.
 _TOKEN_BUDGET, _PAGED_SEQUENCES, _ORCA_SEQUENCES, _WATERMARK = 2_560, 2_048, 256, 0.01
 _STATIC_TOKEN_BUDGET = 1 << 20
 
@@ -64,6 +64,7 @@ def _paged(scenario: Scenario) -> System:
         max_waiting=_UNBOUNDED,
         preemption=preemption,
         admission_watermark=_WATERMARK,
+        growth_reserve=scenario.growth_reserve,
     )
 
     alone = scenario.sequences == 1 and not scenario.prefix_tokens
@@ -71,11 +72,9 @@ def _paged(scenario: Scenario) -> System:
 
     def shares(computed: Mapping[int, int]) -> Mapping[str, float]:
         held, saved = blocks.pool.device.counts.held, blocks.pool.device.saved
-        found = {"saved": saved / max(1, held + saved), "held": held / scenario.blocks}
-        if alone:
-            tokens = sum(computed.values())
-            found |= {"tokens": tokens / slots, "granted_tokens": tokens / max(1, held * scenario.block_size)}
-        return found
+        shown = {"held": held, "saved": saved, "unshared": held + saved}
+        found = {name: count / scenario.blocks for name, count in shown.items()}
+        return found | {"tokens": sum(computed.values()) / slots} if alone else found
 
     return System(blocks, capacity, limits, shares)
 

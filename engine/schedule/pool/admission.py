@@ -176,7 +176,8 @@ class Admissions:
         if not (queue.running or queue.admitting):
             return 0
         shares = any(map(self._view.is_held, self._view.claims.cached_blocks(group)))
-        growth = 0 if self._victims.next_is_swapped() and not shares else limits.max_sequences - room.places
+        loses = limits.growth_reserve and not (self._victims.next_is_swapped() and not shares)
+        growth = limits.max_sequences - room.places if loses else 0
         return limits.watermark(self._view.capacity.device_blocks) + growth
 
     def _reserved(self, in_windows: Items[int], reserve: int) -> list[int]:

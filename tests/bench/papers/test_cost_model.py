@@ -25,6 +25,21 @@ def test_a_fit_adds_the_terms_of_prompts_and_decoding() -> None:
     assert fit.seconds(StepLoad(30, 15_000, 500, 500**2)) == pytest.approx((25 + 15 + 1.5 + 50 + 2.5) / 1000)
 
 
+def test_decoding_of_95_sequences_and_more_has_a_fit_of_its_own() -> None:
+    """The coefficients of the source times 1.2, moved to the bandwidth of 40 GB."""
+    small, large = (StepLoad(batch, 8_000, 0, 0) for batch in (94, 95))
+    there = fit_of("opt-13b", "a100-80g")
+    assert there.seconds(small) == pytest.approx(1.2e-3 * (19.563 + 0.000494 * 8_000 + 0.0506 * 94), rel=1e-3)
+    assert there.seconds(large) == pytest.approx(1.2e-3 * (16.839 + 0.000439 * 8_000 + 0.14 * 95), rel=1e-3)
+    moved = fit_of("opt-13b", "a100-40g").seconds(large)
+    assert moved - there.seconds(large) == pytest.approx(3.97e-3 + 8_000 * 0.000527e-3 * (2.039 / 1.555 - 1), rel=1e-2)
+
+
+def test_four_ranks_of_opt_66b_have_the_large_fit_of_their_source() -> None:
+    seconds = fit_of("opt-66b", "a100-80g", 4).seconds(StepLoad(120, 9_000, 0, 0))
+    assert seconds == pytest.approx(1.2e-3 * (34.05 + 0.000355 * 9_000 + 0.1626 * 120), rel=1e-3)
+
+
 def test_a_fit_moved_to_slower_memory_reads_weights_and_context_at_its_bandwidth() -> None:
     """26 GB of weights at 1.555 instead of 2.039 TB/s take 4.0 ms more."""
     there, here = fit_of("opt-13b", "a100-80g"), fit_of("opt-13b", "a100-40g")

@@ -7,15 +7,16 @@ import pytest
 
 from bench.loads.memory import DATA_VARIABLE, Lengths
 from bench.papers.simulation.averages import Averages, Latencies
-from bench.papers.simulation.beam_candidates import TooFewCandidates, recorded
+from bench.papers.simulation.beam_trace import NotRecorded, RecordedSearches, recorded
 from bench.papers.simulation.capacity import bracket
-from bench.papers.simulation.cost_model import InvalidCostModel, StepLoad
+from bench.papers.simulation.cost_model import InvalidCostModel, StepLoad, fit_of
 from bench.papers.simulation.run import Simulation, simulate
 from bench.papers.simulation.scenario import SYSTEMS, InvalidScenario, Scenario
-from bench.papers.simulation.simulated_runner import SimulatedRunner, VirtualClock, load_of
+from bench.papers.simulation.simulated_runner import FIRST_NODE, SimulatedRunner, VirtualClock, load_of
 from bench.papers.simulation.traces import Arrival
 from blocks import Copy
-from engine.schedule.request import Sampling
+from engine.schedule.beams import Beams
+from engine.schedule.request import BeamSearch, Sampling, Stopping
 from engine.schedule.step_plan import Copies, StepPlan, Work
 from tests.bench.papers.papers_data import write_traces
 
@@ -67,19 +68,66 @@ def test_a_step_has_the_load_of_its_work_and_copies() -> None:
     assert load_of(plan) == StepLoad(2, 150, 20, 30**2 - 10**2, 1, 3)
 
 
-def test_samples_differ_and_beams_get_recorded_candidates() -> None:
-    runner = SimulatedRunner(VirtualClock(), OneSecond(), recorded(4))
-    plan = StepPlan(1, (), (work(1, 1, 5, sample_indices=(0, 1)), work(2, 1, 5, candidates=4)))
-    first, second, beam = runner.launch(plan).result()
+def test_the_samples_of_a_request_differ() -> None:
+    runner = SimulatedRunner(VirtualClock(), OneSecond())
+    first, second = runner.launch(StepPlan(1, (), (work(1, 1, 5, sample_indices=(0, 1)),))).result()
     assert (first.token_id, second.token_id) == (0, 1)
-    logprobs = [logprob for _, logprob in beam.top]
-    assert len(logprobs) == 4
-    assert logprobs == sorted(logprobs, reverse=True)
 
 
-def test_more_candidates_than_were_recorded_are_refused() -> None:
-    with pytest.raises(TooFewCandidates, match="13 candidates of a beam are needed, 12 were recorded"):
-        recorded(13)
+def test_the_seconds_of_prompts_are_those_that_they_add_to_steps() -> None:
+    runner = SimulatedRunner(VirtualClock(), fit_of("opt-13b", "a100-40g"))
+    runner.launch(StepPlan(1, (), (work(1, 1, 99),)))
+    assert runner.prompt_seconds == 0.0
+    runner.launch(StepPlan(2, (), (work(1, 1, 99), work(2, 200, 0))))
+    assert runner.prompt_seconds == pytest.approx(1e-3 * (0.1405 * 200 + 8.08e-6 * 200**2))
+
+
+# Recorded searches: two of two beams and three steps. In the first, beam 1 is pruned and beam 0 goes on twice.
+PARENTS = ("00" + "00" + "10", "00" + "01" + "01")
+
+
+def test_a_beam_is_continued_by_those_that_continued_it_when_recorded() -> None:
+    searches = RecordedSearches(2, PARENTS)
+    assert searches.first(2) == searches.first(0) == [0, 1]
+    assert [list(searches.children(node)) for node in (0, 1, 2, 3)] == [[2, 3], [], [5], [4]]
+
+
+def test_a_search_longer_than_the_recorded_ones_goes_on_in_the_next() -> None:
+    searches = RecordedSearches(2, PARENTS)
+    assert [list(searches.children(node)) for node in (4, 5)] == [[10], [11]]
+    assert [list(searches.children(node)) for node in (10, 11)] == [[5], [4]]
+
+
+def test_the_engine_keeps_the_beams_of_the_recorded_search() -> None:
+    """Nothing is recorded at random here: the tokens of the beams that the engine keeps are the nodes' own."""
+    searches = RecordedSearches(2, PARENTS)
+    runner = SimulatedRunner(VirtualClock(), OneSecond(), searches)
+    beams = Beams(BeamSearch(2), Stopping(9))
+    texts: list[tuple[int, ...]] = [()]
+    kept = []
+    for step in range(5):
+        works = [work(1, 1, 5 + step, candidates=4)._replace(token_ids=(text[-1:] or (0,))) for text in texts]
+        found = [one.top for one in runner.launch(StepPlan(step + 1, (), tuple(works))).result()]
+        going_on = beams.advance(texts, found)
+        texts = [(*texts[one.parent], one.token_id) for one in going_on]
+        kept.append(sorted(text[-1] - FIRST_NODE for text in texts))
+    assert kept[0] in ([0, 1], [6, 7])
+    if kept[0] == [0, 1]:
+        assert kept[1:] == [[2, 3], [4, 5], [10, 11], [4, 5]]
+
+
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_each_recorded_step_keeps_as_many_beams_as_the_width(width: int) -> None:
+    searches = recorded(width)
+    living = searches.first(3)
+    for _ in range(1_000):
+        living = [child for node in living for child in searches.children(node)]
+        assert len(set(living)) == width
+
+
+def test_a_width_that_was_not_recorded_is_refused() -> None:
+    with pytest.raises(NotRecorded, match="no searches of 3 beams were recorded, but of 2, 4, 6"):
+        recorded(3)
 
 
 # Averages.
@@ -111,12 +159,11 @@ def test_batched_requests_are_weighed_by_the_duration_of_the_step() -> None:
     assert [averages.open(time) for time in (9.9, 10.0, 20.0, 20.1)] == [False, True, True, False]
 
 
-def test_shares_of_full_memory_are_averaged_apart() -> None:
+def test_shares_of_the_memory_count_the_same_for_each_step() -> None:
     averages = Averages(0.0, 1.0)
-    averages.add_shares({"tokens": 0.2}, full=False)
-    averages.add_shares({"tokens": 0.6}, full=True)
+    averages.add_shares({"tokens": 0.2})
+    averages.add_shares({"tokens": 0.6})
     assert averages.shares == pytest.approx({"tokens": 0.4})
-    assert averages.full_shares == {"tokens": 0.6}
 
 
 # Runs.
@@ -169,20 +216,28 @@ def test_a_full_pool_preempts_and_loses_no_request(preemption: str) -> None:
 
 def test_shares_of_contiguous_memory_add_up_to_all_slots() -> None:
     result = simulate(system="pow2", rate=3.0, seconds=20.0, **BASE)
-    assert sum(result["full_shares"].values()) == pytest.approx(1.0)
-    assert min(result["full_shares"].values()) > 0
+    assert sum(result["shares"].values()) == pytest.approx(1.0)
+    assert min(result["shares"].values()) > 0
+
+
+def test_the_papers_admission_holds_more_tokens_than_quires_own() -> None:
+    """Requests wait at all times; Quire leaves a block free for each running sequence."""
+    scenario = {**BASE, "blocks": 400, "rate": 6.0, "seconds": 60.0, "warm_up": 1 / 3}
+    shares = [simulate(system="paged", growth_reserve=own, **scenario)["shares"] for own in (False, True)]
+    assert shares[0]["tokens"] > shares[1]["tokens"] > 0.7
 
 
 def test_a_common_prefix_is_shared_by_the_core_and_by_no_baseline() -> None:
     scenario = {**BASE, "workload": "translation", "prefix_tokens": 160, "seconds": 5.0, "rate": 8.0}
-    assert simulate(system="paged", **scenario)["shares"]["saved"] > 0.3
+    shares = simulate(system="paged", **scenario)["shares"]
+    assert shares["saved"] > 0.3 * shares["unshared"]
     assert "saved" not in simulate(system="oracle", **scenario)["shares"]
 
 
 @pytest.mark.parametrize("kind", ["samples", "beams"])
 @pytest.mark.parametrize("system", ["paged", "oracle"])
 def test_requests_of_several_sequences_end_on_every_system(system: str, kind: str) -> None:
-    scenario = {**BASE, kind: 3, "preemption": "swap", "blocks": 600}
+    scenario = {**BASE, kind: 4, "preemption": "swap", "blocks": 800}
     result = simulate(system=system, rate=0.5, seconds=8.0, latency_limit=1e6, **scenario)
     assert result["finished"] == result["requests"] > 0
 
@@ -205,6 +260,7 @@ def test_prompts_are_equal_in_their_prefix_only() -> None:
         ({"samples": 0}, "samples must be between 1 and 64, not 0"),
         ({"beams": -1}, "beams must be between 0 and 6, not -1"),
         ({"beams": 7}, "beams must be between 0 and 6, not 7"),
+        ({"beams": 3}, "beams must be one of 0, 2, 4, 6, not 3"),
         ({"beams": 2, "samples": 2}, "samples must be 1 with beams, not 2"),
         ({"cost": "best"}, "cost must be one of fit, low, middle, high, not 'best'"),
         ({"latency_limit": 0.0}, "latency_limit must be above 0, not 0.0"),

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from bench.loads.memory import DATA_VARIABLE, DataMissing, Lengths
-from bench.papers.simulation.traces import InvalidTrace, load, poisson, read_lengths
+from bench.papers.simulation.traces import InvalidTrace, load, poisson, read_lengths, turns
 from tests.services.loadgen.data_files import data_file
 
 
@@ -49,7 +49,9 @@ def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path: Path) -
 
 
 def test_an_unknown_workload_and_a_missing_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidTrace, match="no workload 'sharegtp': there are sharegpt, alpaca, chat, translation"):
+    with pytest.raises(
+        InvalidTrace, match="no workload 'sharegtp': there are sharegpt, alpaca, chat, chat_of_1024, translation"
+    ):
         load("sharegtp")
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
     with pytest.raises(DataMissing, match=r"QUIRE_DATA names no folder with sharegpt_opt_lengths\.csv"):
@@ -107,6 +109,44 @@ def test_sharegpt_has_the_papers_means(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lengths) == 79_731
     assert fmean(one.prompt for one in lengths) == pytest.approx(161.31, abs=0.005)
     assert fmean(one.output for one in lengths) == pytest.approx(337.99, abs=0.005)
+
+
+CONVERSATIONS = "5,10\n20,5\n40,2000\n7,3\n1100,4\n"  # of three turns, and of two
+
+
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int = 40) -> None:
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    (tmp_path / "sharegpt_8k_lengths.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + CONVERSATIONS * times)
+
+
+@pytest.mark.parametrize("new", [0.1, 0.5, 1.0])
+def test_turns_of_a_conversation_arrive_in_their_order_and_all_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: float
+) -> None:
+    chats(tmp_path, monkeypatch)
+    lengths = [one.lengths for one in turns(new, 2.0, 90.0)]
+    first, second, third = Lengths(5, 10), Lengths(20, 5), Lengths(40, 1016)
+    for end in range(len(lengths)):
+        counted = [lengths[:end].count(turn) for turn in (first, second, third)]
+        assert counted == sorted(counted, reverse=True)
+    assert lengths.count(Lengths(7, 3)) == pytest.approx(lengths.count(Lengths(1024, 4)), abs=1)
+    assert max(one.prompt for one in lengths) == 1024
+
+
+def test_more_new_conversations_begin_with_a_higher_probability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats(tmp_path, monkeypatch)
+    beginnings = [
+        sum(one.lengths in (Lengths(5, 10), Lengths(7, 3)) for one in turns(new, 2.0, 90.0)[:60]) for new in (0.1, 0.9)
+    ]
+    assert beginnings[0] < beginnings[1]
+
+
+def test_a_chat_file_with_fewer_turns_than_requests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chats(tmp_path, monkeypatch, times=1)
+    with pytest.raises(InvalidTrace, match="has 5 turns, but"):
+        turns(0.5, 2.0, 90.0)
 
 
 def test_chats_have_at_most_1024_tokens_of_prompt_and_of_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,6 +397,18 @@ class TestWatermark:
         rig.run()
         assert rig.finished["r0"].generated == 4
 
+    @pytest.mark.parametrize(("growth_reserve", "running"), [(True, 1), (False, 2)])
+    def test_a_block_for_each_running_sequence_stays_free_with_the_growth_reserve(
+        self, growth_reserve: bool, running: int
+    ) -> None:
+        rig = Rig(device_blocks=9, limits=Limits(32, 4, 6, growth_reserve=growth_reserve))
+        rig.submit([1] * 2, 8)
+        rig.turn()
+        rig.submit([2] * 30, 2)  # 8 blocks, and as many are left
+        for _ in range(2):
+            rig.turn()
+        assert rig.scheduler.running == running
+
     def test_a_swap_in_leaves_the_watermark_free_too(self) -> None:
         preempted = []
         for fraction in (0.0, 0.4):
