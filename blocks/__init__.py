@@ -1,6 +1,6 @@
 """The contract between engine and KV manager as frozen plain values. Imports only the standard library."""
 
-from blocks.arithmetic import blocks_for
+from blocks.arithmetic import blocks_for, counted
 from blocks.keys import KEY_BYTES, block_key, block_keys, prefix_keys, root_key
 from blocks.kinds import KIND_0, WindowKind
 from blocks.manager import BlockManager, Reattached
@@ -23,7 +23,6 @@ from blocks.step import (
     Trim,
     Unpin,
 )
-from blocks.wording import counted
 
 __all__ = [
     "KEY_BYTES",

@@ -5,7 +5,7 @@ import gc
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -18,7 +18,6 @@ from services.kvmanager.block_traces import BlockTraces
 from services.kvmanager.ledger_reader import LedgerReader
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recorder import OperationsRecorder
-from services.kvmanager.slices import run_step_in_slices
 from services.runtime.errors import InvalidField, Overloaded
 from services.runtime.slices import run_in_slices
 from services.runtime.statuses import abort_on_error
@@ -30,10 +29,14 @@ from services.wire.step_reader import read_step
 from services.wire.step_result import result_message
 
 _CANCEL_SECONDS = 0.05
+# A block step's slices without a timed pause: the step of a long prompt has a few.
+_FAST_SLICES = 4
 _PAUSE_SECONDS = 0.001
 _MAX_BLOCK_PAGE = 65536
 _MAX_SEQUENCE_PAGE = 1000
 _MAX_ENTRY_PAGE = 512
+
+_Result = TypeVar("_Result")
 # Units of work of a block step without a pause: about half a millisecond.
 _STEP_WORK = 1000
 # Each may have a message in memory.
@@ -283,7 +286,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
     async def _apply(self, session: Session, request: bytes) -> pb.StepResult:
         """Apply a Step and write the result. Most Steps take one slice."""
         begun = self._clock()
-        step, trace_parents = await run_step_in_slices(read_step(request))
+        step, trace_parents = await _run_step_in_slices(read_step(request))
         del request
         work = self._manager.applying(session, step, self._step_work)
         try:
@@ -292,7 +295,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
             result = end.value
         else:
             # Shielded, because a block step that has begun must be completed even if its stream is lost.
-            task = asyncio.ensure_future(run_step_in_slices(work))
+            task = asyncio.ensure_future(_run_step_in_slices(work))
             self._tasks.add(task)
             task.add_done_callback(self._on_step_end)
             result = await asyncio.shield(task)
@@ -300,7 +303,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._recorder.record(session, step, result)
         if self._traces is not None:
             self._traces.on_step(session, step, trace_parents, result)
-        return await run_step_in_slices(result_message(result))
+        return await _run_step_in_slices(result_message(result))
 
     def _on_step_end(self, task: "asyncio.Future[Any]") -> None:
         self._tasks.discard(task)
@@ -325,3 +328,16 @@ def _page_start(token: str) -> int:
         raise InvalidField(
             f"page_token must be the next_page_token of a response, not {token[:100]!r}", "page_token"
         ) from error
+
+
+async def _run_step_in_slices(work: Generator[None, None, _Result]) -> _Result:
+    """Run the work of a block step and return its result: its first slices without timed pauses."""
+    slices = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        slices += 1
+        await asyncio.sleep(0 if slices <= _FAST_SLICES else _PAUSE_SECONDS)

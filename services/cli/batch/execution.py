@@ -2,21 +2,22 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import click
 
 from engine.errors import ModelUnsupported
+from kvmanager import Ledger, UnknownRequest
 from services.cli.batch.answers import AnswerFile, UnusableFile
 from services.cli.batch.display import Bar, summary, write_results
 from services.cli.batch.endpoints import Endpoint, Unreachable
-from services.cli.batch.explanations import explanations
 from services.cli.batch.input_file import input_file
 from services.cli.batch.plan import BatchPlan, InvalidBatch
 from services.cli.batch.run import Totals, Window, run
 from services.cli.batch.sources import OwnEngine, Source
+from services.kvmanager import renderer
 from services.models.model_store import ModelUnavailable
 from services.runtime.settings import InvalidSetting
 
@@ -69,3 +70,32 @@ async def _answer_all(plan: BatchPlan, source: Source, totals: Totals) -> bool:
     except asyncio.CancelledError:
         return True
     return False
+
+
+def explanations(ledger: Ledger, answers: AnswerFile, custom_ids: Sequence[str]) -> Iterator[str]:
+    """Yield a text for each id: the explanation of its request, or of each of its prompts. The engine has stopped."""
+    request_ids = answers.request_ids(custom_ids)
+    for custom_id in custom_ids:
+        if request_id := request_ids.get(custom_id):
+            yield from (f"{custom_id}: {text}" for text in _texts(ledger, request_id))
+        else:
+            yield f"{custom_id}: no request of this batch has been generated for it"
+
+
+def _texts(ledger: Ledger, request_id: str) -> Iterator[str]:
+    try:
+        yield renderer.summary(ledger.explain(request_id))
+    except UnknownRequest as error:
+        parts = [*_of_prompts(ledger, request_id)]
+        yield from parts or [str(error)]
+
+
+def _of_prompts(ledger: Ledger, request_id: str) -> Iterator[str]:
+    """Yield the explanations of the prompts of a completion, whose requests are numbered."""
+    number = 0
+    try:
+        while True:
+            yield f"prompt {number}: {renderer.summary(ledger.explain(f'{request_id}-{number}'))}"
+            number += 1
+    except UnknownRequest:
+        return

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,12 +18,15 @@ from rich.table import Table
 from engine.run.record import RecordSettings
 from kvmanager.errors import InvalidRegistration
 from kvmanager.history.record import OperationsReplay, ReplayMismatch
-from services.cli.commands.print_record import lines
 from services.cli.commands.replay_requests import Figures, RequestsReplay
 from services.wire.records import operations, requests
 from services.wire.records.reader import InvalidRecord, RecordReader
 
 _SHARES = ("hit_rate", "waste")
+
+# Numbers shown of a list; of tokens only the count is shown.
+_MOST_NUMBERS = 16
+_TOKENS = "token_ids"
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,35 @@ def _written(name: str, value: float) -> str:
     if name in _SHARES:
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def lines(reader: RecordReader) -> Iterator[str]:
+    """Yield a line for the header, then one for each entry. Raises InvalidRecord."""
+    yield f"1 header {_fields(reader.header)}"
+    for entry in reader:
+        kind = entry.WhichOneof("kind")
+        checksum = f" checksum={entry.checksum.hex()}" if entry.checksum else ""
+        yield f"{reader.entries} {kind} {_fields(getattr(entry, str(kind)))}{checksum}"
+    yield f"The record ends: {reader.end_reason}."
+
+
+def _fields(message: Message) -> str:
+    return " ".join(_field(known, value) for known, value in message.ListFields())
+
+
+def _field(known: FieldDescriptor, value: Any) -> str:
+    if not known.is_repeated:
+        return f"{known.name}={_value(known, value)}"
+    if known.name == _TOKENS or (known.message_type is None and len(value) > _MOST_NUMBERS):
+        return f"{known.name}=({len(value)} in all)"
+    return f"{known.name}=[{', '.join(_value(known, one) for one in value)}]"
+
+
+def _value(known: FieldDescriptor, value: Any) -> str:
+    if known.message_type is not None:
+        return f"{{{_fields(value)}}}"
+    if known.enum_type is not None:
+        return known.enum_type.values_by_number[value].name if value in known.enum_type.values_by_number else str(value)
+    if isinstance(value, bytes):
+        return value.hex() if len(value) <= _MOST_NUMBERS else f"({len(value)} bytes)"
+    return repr(value)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.local.restarts import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Restarts
+from services.cli.local.supervisor import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Restarts
 
 RESET = 10.0
 UPTIMES = st.lists(st.sampled_from([0.0, 1.0, RESET - 0.1, RESET, 100.0]), max_size=12)

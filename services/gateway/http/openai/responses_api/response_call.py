@@ -10,18 +10,17 @@ from typing import Any, ClassVar
 from quire.v1 import decoding_pb2, gateway_pb2
 from services.gateway.access.callers import Origin
 from services.gateway.http import error_responses
-from services.gateway.http.openai import generation_output, logprobs
+from services.gateway.http.openai import generation_output, logprobs, requests
 from services.gateway.http.openai.chats import ChatCompletionCall
-from services.gateway.http.openai.responses_api.chat_body import chat_body
 from services.gateway.http.openai.responses_api.event_writer import ResponseEventWriter
 from services.gateway.http.openai.responses_api.input_items import InputConversation, InputFieldNames
 from services.gateway.http.openai.responses_api.output_items import OutputItems, Scores
-from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest
+from services.gateway.http.openai.responses_api.request_schemas import ResponsesRequest, TextFormat
 from services.gateway.http.openai.responses_api.response_object import ResponseObject, status_of_end
 from services.gateway.http.openai.responses_api.response_tools import ResponseTools
 from services.gateway.request_handler import RequestHandler
 from services.runtime import statuses
-from services.runtime.errors import ServiceError
+from services.runtime.errors import InvalidField, ServiceError
 from services.runtime.http.server_sent_events import Events
 
 # OpenAI's codes of errors in a response; all others are `server_error`.
@@ -118,3 +117,37 @@ class ResponseCall(ChatCompletionCall):
             return "server_error", error_responses.internal_error_body(error)["error"]["message"]
         code = _CODES.get(HTTPStatus(statuses.status_of(error).http), "server_error")
         return code, self.translated.field_names.named("", str(error))[1]
+
+
+def chat_body(
+    body: ResponsesRequest, conversation: InputConversation, tools: ResponseTools
+) -> requests.ChatCompletionRequest:
+    """Return the chat of a request. Raises InvalidField."""
+    if body.top_logprobs and not body.wants_logprobs:
+        message = "top_logprobs requires 'message.output_text.logprobs' in include"
+        raise InvalidField(message, "top_logprobs")
+    shared = {name: getattr(body, name) for name in requests.GenerationRequest.model_fields}
+    chat = shared | {
+        "messages": conversation.messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": body.wants_logprobs,
+        "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
+        "tools": [tool.as_function() for tool in tools.offered],
+        "tool_choice": tools.choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "verbosity": body.text.verbosity if body.text else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "stream_options": None,
+    }
+    return requests.ChatCompletionRequest.model_construct(**chat)
+
+
+def _response_format(given: TextFormat) -> requests.ResponseFormat:
+    has_schema, needs_schema = given.schema_ is not None, given.type == "json_schema"
+    if has_schema != needs_schema:
+        fault = "is missing" if needs_schema else "requires type 'json_schema'"
+        raise InvalidField(f"text.format.schema {fault}", "text.format.schema")
+    schema = {"name": given.name or "", "schema": given.schema_} if needs_schema else None
+    return requests.ResponseFormat.model_validate({"type": given.type, "json_schema": schema})
