@@ -23,7 +23,7 @@ from engine.schedule.capacity import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work
 from services.cli.options import options_of, settings_from
-from services.engine.kept.boot import boot_id
+from services.engine.kept.boot_id import boot_id
 from services.engine.kept.keeping import Keeping, SealingRunner, keep, kept_file
 from services.engine.kept.places import kept_path
 from services.engine.metrics import EngineMetrics

@@ -23,7 +23,7 @@ from kvmanager import PoolReport, PoolSpec
 from quire.v1 import kvmanager_pb2 as pb
 from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.engine.events.pool_events import Follow
-from services.engine.kept.boot import boot_id
+from services.engine.kept.boot_id import boot_id
 from services.engine.kept.origin_rows import OriginRows
 from services.engine.replica import PoolDiverged, Replica
 from services.runtime import transport

@@ -144,7 +144,7 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...], Callable[[Session, Slots], _Va
     ),
     (
         "quire_kv_refusals",
-        "Refused items of Steps by reason.",
+        "Refused items of block steps by reason.",
         ("reason",),
         lambda session, _: {(reason.name.lower(),): session.totals.refusals[reason] for reason in StepRefusal},
     ),

@@ -15,6 +15,7 @@ from quire.v1 import kvmanager_pb2_grpc as pb_grpc
 from services.kvmanager.attach_handshake import USUAL, AttachHandshake, HandshakeLimits, Handshakes
 from services.kvmanager.auditor import Auditor
 from services.kvmanager.block_traces import BlockTraces
+from services.kvmanager.leases import Leases
 from services.kvmanager.ledger_reader import LedgerReader
 from services.kvmanager.observer import PoolObserver
 from services.kvmanager.recorder import OperationsRecorder
@@ -41,8 +42,6 @@ _Result = TypeVar("_Result")
 _STEP_WORK = 1000
 # Each may have a message in memory.
 _MAX_STREAMS = 256
-# Between two looks whether the handshake, for which the pool of an expired lease is kept, has ended.
-_LEASE_OF_HANDSHAKE_SECONDS = 1.0
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -71,13 +70,12 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         self._manager = manager
         self._recorder = recorder
         self._traces = BlockTraces(tracing) if tracing else None
-        self._lease_seconds = lease_seconds
         self._step_work = step_work
         self._streams = 0
         self._handshakes = Handshakes(manager, handshake_limits)
         self._waits: dict[Session, asyncio.Timeout] = {}  # of sessions that wait for a block step
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._leases: dict[Session, asyncio.TimerHandle] = {}
+        self._leases = Leases(lease_seconds, self._is_attaching, self._expire)
         self._observer = observer
         self._clock = clock
         self._reader = LedgerReader(manager.ledger)
@@ -119,7 +117,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
                 self._run_in_background(handshake.report.dismantle())
         self._connect(session)
         try:
-            yield registered_message(self._manager.epoch, session.number, self._lease_seconds)
+            yield registered_message(self._manager.epoch, session.number, self._leases.seconds)
             while (request := await self._next_step(session, requests)) is not None:
                 yield pb.PoolResponse(result=await self._apply(session, request))
                 self._reader.notify()  # after the answer is sent
@@ -244,19 +242,15 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         if not self._streams:
             self._no_engine.set()
         if session in self._manager.sessions():
-            log.info("engine disconnected", extra={**_names(session), "lease_seconds": self._lease_seconds})
+            log.info("engine disconnected", extra={**_names(session), "lease_seconds": self._leases.seconds})
             self._manager.mark_disconnected(session)
             self._observer.on_disconnect(session)
-            self._start_lease(session, self._lease_seconds)
+            self._leases.start(session)
 
-    def _start_lease(self, session: Session, seconds: float) -> None:
-        self._leases[session] = asyncio.get_running_loop().call_later(seconds, self._expire, session)
+    def _is_attaching(self, session: Session) -> bool:
+        return self._manager.is_live(session) and self._manager.is_attaching(session)
 
     def _expire(self, session: Session) -> None:
-        """Drop the pool, unless its engine is attaching again: a handshake has limits of its own."""
-        if self._manager.is_live(session) and self._manager.is_attaching(session):
-            self._start_lease(session, _LEASE_OF_HANDSHAKE_SECONDS)
-            return
         if session in self._manager.sessions():
             log.warning("engine lease expired", extra=_names(session))
             self._observer.on_lease_expired(session)
@@ -274,8 +268,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
 
     def _release(self, session: Session) -> None:
         """Free the memory of a dropped pool in slices, and cancel its lease."""
-        if (lease := self._leases.pop(session, None)) is not None:
-            lease.cancel()
+        self._leases.cancel(session)
         self._run_in_background(session.pool.dismantle())
 
     def _run_in_background(self, work: Generator[None, None, None]) -> None:
@@ -284,7 +277,7 @@ class KVManagerServicer(pb_grpc.KVManagerServicer):
         task.add_done_callback(self._tasks.discard)
 
     async def _apply(self, session: Session, request: bytes) -> pb.StepResult:
-        """Apply a Step and write the result. Most Steps take one slice."""
+        """Apply a block step and write the result. Most block steps take one slice."""
         begun = self._clock()
         step, trace_parents = await _run_step_in_slices(read_step(request))
         del request

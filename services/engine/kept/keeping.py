@@ -19,7 +19,7 @@ from engine.schedule.capacity import Capacity
 from engine.schedule.step_plan import Launched, Runner, StepPlan
 from kvmanager import PoolReport
 from services.engine.events.settings import PUBLISHED, EventSettings
-from services.engine.kept.boot import boot_id
+from services.engine.kept.boot_id import boot_id
 from services.engine.kept.digests import ModelFiles, code_digest
 from services.engine.kept.kept_report import kept_report
 from services.engine.kept.memory_file import MemoryFile
