@@ -11,7 +11,7 @@ import pytest
 from tests.one_process import ROOT, calls, one_process
 
 PAGE = ROOT / "docs" / "tours.md"
-TOURS = ("A request", "A block id", "A token")
+TOURS = ("A request", "A step", "A block id", "A token")
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
 SECONDS = 60.0
 _ROW = re.compile(r"^\| `(?P<room>[\w/]+)` \| `(?P<call>[\w.]+:[\w.<>]+)` \|", re.MULTILINE)
@@ -68,3 +68,9 @@ def test_each_call_of_a_tour_is_in_the_named_room(title: str) -> None:
     for room, call in rows:
         module = call.partition(":")[0]
         assert module == room.replace("/", ".") or module.rpartition(".")[0] == room.replace("/", "."), call
+
+
+def test_a_step_is_followed_in_ten_calls_over_eight_files() -> None:
+    listed = [call for _, call in tour("A step")]
+    assert len(listed) <= 10
+    assert len({call.partition(":")[0] for call in listed}) <= 8
