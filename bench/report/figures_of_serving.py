@@ -11,13 +11,14 @@ def _system(panels: Sequence[Any], result: Result) -> None:
     """Both rates with all repetitions, and the CPU time of each process."""
     left, right = panels
     values = {one["metric"]: one["value"] for one in result["rows"]}
-    tokens = values["system_tokens_per_second"] * median(run["system"]["seconds"] for run in result["runs"])
+    runs = result["runs"] if isinstance(result["runs"], list) else result["runs"]["bf16"]  # a list before there were 4 bits
+    tokens = values["system_tokens_per_second"] * median(run["system"]["seconds"] for run in runs)
     shown = {"in_process": ("engine in process", GREY), "system": ("whole system", QUIRE)}
     for place, (name, (_, color)) in enumerate(shown.items()):
         rate = values[f"{name}_tokens_per_second"]
         left.bar(place, rate, 0.6, color=color)
         left.text(place, rate / 2, f"{rate:,.0f}", ha="center", va="center", color="white", fontweight="bold")
-        dots = [tokens / run[name]["seconds"] for run in result["runs"]]
+        dots = [tokens / run[name]["seconds"] for run in runs]
         beside = [place + 0.05 * (number - len(dots) // 2) for number in range(len(dots))]
         left.plot(beside, dots, "o", color="black", markersize=4, alpha=0.7)
     least = target_of("system", "over_in_process")
