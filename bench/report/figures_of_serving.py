@@ -11,7 +11,9 @@ def _system(panels: Sequence[Any], result: Result) -> None:
     """Both rates with all repetitions, and the CPU time of each process."""
     left, right = panels
     values = {one["metric"]: one["value"] for one in result["rows"]}
-    runs = result["runs"] if isinstance(result["runs"], list) else result["runs"]["bf16"]  # a list before there were 4 bits
+    runs = (
+        result["runs"] if isinstance(result["runs"], list) else result["runs"]["bf16"]
+    )  # a list before there were 4 bits
     tokens = values["system_tokens_per_second"] * median(run["system"]["seconds"] for run in runs)
     shown = {"in_process": ("engine in process", GREY), "system": ("whole system", QUIRE)}
     for place, (name, (_, color)) in enumerate(shown.items()):
