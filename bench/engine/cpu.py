@@ -74,10 +74,14 @@ class Timings:
 
 
 class PeerSide(NamedTuple):
-    """A peer's terms, None if it did not run, and its name, or why it did not run."""
+    """A peer's terms, None if it did not run, and its name, or why it did not run.
+
+    One that is left out cannot be compared in the class of CPUs, so that the better peer is among the others.
+    """
 
     terms: Terms | None
     name: str
+    left_out: bool = False
 
 
 def main() -> None:
@@ -155,7 +159,7 @@ def program_of(peer: Peer) -> Program:
 
 def side_of(peer: Peer, work: str) -> PeerSide:
     """Return the side of a peer in comparisons."""
-    return PeerSide(peer.terms(work).get(peer.label), peer.name or peer.missing)
+    return PeerSide(peer.terms(work).get(peer.label), peer.name or peer.missing, peer.left_out)
 
 
 def workload_rows(
@@ -163,17 +167,20 @@ def workload_rows(
 ) -> list[Row]:
     """Return the rows of a workload: figures of all, and ratios to each peer, the better of them, and the ceiling.
 
-    Without one of the peers there is no better one. Raises UnequalTerms if a peer has other terms than Quire.
+    Without one of the peers there is no better one, unless it is left out of the class. Raises UnequalTerms if a peer has
+    other terms than Quire.
     """
     terms = {"quire": ours} | {label: side.terms for label, side in sides.items() if side.terms}
     terms = {label: replace(one, work=name) for label, one in terms.items()}
     own, null = seconds["quire"], null_interval(seconds["quire"], seconds["again"])
-    missing = next((side.name for side in sides.values() if not side.terms), None)
-    best = [] if missing else [min(times) for times in zip(*(seconds[label] for label in sides), strict=True)]
+    compared = {label: side for label, side in sides.items() if not side.left_out}
+    missing = next((side.name for side in compared.values() if not side.terms), None)
+    best = [] if missing else [min(times) for times in zip(*(seconds[label] for label in compared), strict=True)]
     over_peer, of_ceiling = speed_ratio(best, own), speed_ratio(seconds["ceiling"], own)
     reached, by = goal(over_peer, of_ceiling)
     of_ours = {"quire": terms["quire"]}
-    peer = missing or "the better peer"
+    alone = next(iter(compared.values())).name if len(compared) == 1 else None
+    peer = missing or alone or "the better peer"
     made = [figure("cpu", f"{name}_quire", name, own, None, of_ours)]
     for label, side in sides.items():
         both = {one: terms[one] for one in ("quire", label) if one in terms}

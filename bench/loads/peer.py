@@ -142,7 +142,10 @@ class Peer:
         self.label = label or script.stem.partition("_")[0]  # the prefix of its rows' names
         self.name: str | None = None
         self.runs: list[Figures] = []
-        reasons = (incomparable(self.label, device_of(self.label)), _unset(variable), _unset(model) if model else None)
+        left_out = incomparable(self.label, device_of(self.label))
+        self.left_out = left_out is not None
+        """Whether it cannot be compared in this class of CPUs."""
+        reasons = (left_out, _unset(variable), _unset(model) if model else None)
         reason = next(filter(None, reasons), None)
         self.missing = f"{self.label} did not run: {reason}"
         self._worker: Worker | None = None

@@ -56,6 +56,13 @@ def test_without_one_of_the_peers_there_is_no_better_one() -> None:
     assert found["b8_of_the_ceiling"].value == 0.8
 
 
+def test_the_better_peer_is_among_those_of_the_class() -> None:
+    left_out = PeerSide(None, "openvino did not run: it has no products in bfloat16 for avx2", left_out=True)
+    seconds = {label: spent for label, spent in SECONDS.items() if label != "openvino"}
+    better = rows(seconds, SIDES | {"openvino": left_out})["b8_over_the_better_peer"]
+    assert (better.value, better.peer) == (1.3, "vLLM 1")
+
+
 def test_nothing_is_reached_through_a_ceiling_that_was_exceeded() -> None:
     found = rows(SECONDS | {"ceiling": [1.1] * 5})
     assert found["b8_of_the_ceiling"].reason == "void: above a physical limit"
