@@ -167,8 +167,8 @@ def workload_rows(
 ) -> list[Row]:
     """Return the rows of a workload: figures of all, and ratios to each peer, the better of them, and the ceiling.
 
-    Without one of the peers there is no better one, unless it is left out of the class. Raises UnequalTerms if a peer has
-    other terms than Quire.
+    Without one of the peers there is no better one, unless it is left out of the class. Raises UnequalTerms if a peer
+    has other terms than Quire.
     """
     terms = {"quire": ours} | {label: side.terms for label, side in sides.items() if side.terms}
     terms = {label: replace(one, work=name) for label, one in terms.items()}
