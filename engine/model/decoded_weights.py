@@ -1,9 +1,13 @@
 """Modules whose quantized matrices are decoded where they are used, a piece at a time.
 
 The CPU's decoder runs large quantized models from its own packed weights; transformers' modules only probe the model
-and check the decoder, once. Dense weights for them would take several times the memory that the model needs.
+and check the decoder, once. Dense weights for them would take several times the memory that the model needs. The probe
+looks at which tokens are combined, not at values: it multiplies by stand-ins. So each matrix is decoded once, for the
+check.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +46,20 @@ def decode_on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
             vars(module)["forward"] = _Decoded(module, stored)
 
 
+@contextmanager
+def stand_ins(model: Any) -> Iterator[None]:
+    """Let these modules multiply by stand-ins of their matrices, which need no decoding, in the body of the context."""
+    found = [vars(module).get("forward") for module in model.modules()]
+    decoded = [one for one in found if isinstance(one, _Decoded | _DecodedExperts)]
+    for one in decoded:
+        one.stands_in = True
+    try:
+        yield
+    finally:
+        for one in decoded:
+            one.stands_in = False
+
+
 def decode(model: Any) -> None:
     """Give the modules dense weights, and their own `forward`. Raises ModelUnsupported if weights are not finite."""
     dense: dict[int, nn.Parameter] = {}
@@ -65,12 +83,23 @@ def _tied(model: Any, module: Any, matrices: dict[str, StoredTensor]) -> StoredT
     return next((matrices.get(f"{name}.weight") for name, one in model.named_modules() if one is embedding), None)
 
 
+def _stand_in(shape: Sequence[int], dtype: torch.dtype, number: int = 0) -> torch.Tensor:
+    """Return a random matrix, another for each number, whose products are as large as what they multiply.
+
+    It is a Hankel matrix: a view of as many numbers as it has rows and columns.
+    """
+    rows, columns = shape
+    numbers = torch.randn(rows + columns - 1, generator=torch.Generator().manual_seed(number)) / columns**0.5
+    return numbers.to(dtype).as_strided((rows, columns), (1, 1))
+
+
 class _Decoded:
     """The computation of a linear module or an embedding with decoded rows."""
 
     def __init__(self, module: nn.Linear | nn.Embedding, stored: StoredTensor) -> None:
         self._module = module
         self.stored = stored
+        self.stands_in = False
 
     def __call__(self, given: torch.Tensor) -> torch.Tensor:
         if isinstance(self._module, nn.Embedding):
@@ -79,7 +108,8 @@ class _Decoded:
         outputs, inputs = self.stored.get_shape()
         step = max(1, _PIECE // inputs)
         pieces = [slice(start, min(start + step, outputs)) for start in range(0, outputs, step)]
-        found = torch.cat([functional.linear(given, self.stored[piece]) for piece in pieces], dim=-1)
+        matrix = _stand_in((outputs, inputs), given.dtype) if self.stands_in else self.stored
+        found = torch.cat([functional.linear(given, matrix[piece]) for piece in pieces], dim=-1)
         return found if self._module.bias is None else found + self._module.bias
 
 
@@ -92,6 +122,7 @@ class _DecodedExperts:
         """`experts` has the tensors of all experts by kind."""
         self._module = module
         self._experts: dict[str, JoinedExperts] = experts
+        self.stands_in = False
 
     def __call__(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         found = torch.zeros_like(hidden, dtype=torch.float32)
@@ -110,7 +141,8 @@ class _DecodedExperts:
             setattr(self._module, kind, dense)
 
     def _product(self, kind: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        weights = self._experts[kind].expert(expert)
+        stored = self._experts[kind]
+        weights = _stand_in(stored.get_shape()[1:], rows.dtype, expert) if self.stands_in else stored.expert(expert)
         bias = getattr(self._module, f"{kind}_bias", None)
         product = rows @ (weights if self._module.is_transposed else weights.T)
         return product if bias is None else product + bias[expert]

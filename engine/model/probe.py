@@ -21,6 +21,7 @@ from engine.attention.declared_geometry import chunks_of, effective_window
 from engine.attention.interface import ATTENTION_NAME, CUSTOM_MASK, paged_attention
 from engine.attention.paged_context import PagedContext
 from engine.errors import ModelUnsupported
+from engine.model.decoded_weights import stand_ins
 from engine.model.loaded import context_tokens, vocabulary_size
 from engine.model.unsupported import NO_KEPT_LOGITS, NO_MASK, explain, unknown_layer
 
@@ -80,7 +81,8 @@ def probe(model: Any) -> CacheGeometry:
     if fault := unknown_layer(model.config.get_text_config()):
         raise ModelUnsupported(fault)
     try:
-        return _probe(model)
+        with stand_ins(model):
+            return _probe(model)
     except ModelUnsupported as error:
         raise ModelUnsupported(explain(model, str(error))) from error
 

@@ -1,7 +1,9 @@
 """Modules whose quantized matrices are decoded where they are used."""
 
 import shutil
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import torch
 from engine.attention.torch_backend import TorchBackend
 from engine.errors import ModelUnsupported
 from engine.model import weights
-from engine.model.decoded_weights import decode
+from engine.model.decoded_weights import decode, decode_on_use
 from engine.model.loaded import LoadedModel
 from engine.model.loading import load_model
 from engine.native.formats.gguf.header import read_header
+from engine.native.formats.tensors import StoredTensor
 from engine.run.runner import ModelRunner
 from services.models.model_store import resolve
 from tests.engine.decoding import logits as logits_of
@@ -53,6 +56,42 @@ def test_they_compute_what_loaded_weights_do_without_their_memory(
     assert decoded.model.lm_head.weight is decoded.model.model.embed_tokens.weight
     assert {name: one.shape for name, one in decoded.model.named_parameters()} == {
         name: one.shape for name, one in loaded.model.named_parameters()
+    }
+
+
+class Counted:
+    """A stored matrix that counts the numbers which were decoded."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        self.stored, self.decoded = stored, 0
+
+    def get_shape(self) -> list[int]:
+        return self.stored.get_shape()
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        found = self.stored[part]
+        self.decoded += found.numel()
+        return found
+
+
+def test_a_load_decodes_rows_of_the_embedding_alone_and_a_forward_pass_each_matrix_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: dict[str, Counted] = {}
+
+    def on_use(model: Any, matrices: dict[str, StoredTensor]) -> None:
+        counted.update({name: Counted(one) for name, one in matrices.items()})
+        decode_on_use(model, dict(counted))
+
+    monkeypatch.setattr(weights, "LOADED_BYTES", 0)
+    monkeypatch.setattr(weights, "decode_on_use", on_use)
+    loaded = load_model(folder, torch.bfloat16, CPU, packed=True)
+    others = {name: one for name, one in counted.items() if "embed_tokens" not in name}
+    assert others
+    assert not any(one.decoded for one in others.values())
+    logits(loaded)
+    assert {name: one.decoded for name, one in others.items()} == {
+        name: prod(one.get_shape()) for name, one in others.items()
     }
 
 
