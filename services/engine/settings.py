@@ -285,7 +285,12 @@ class _OwnSettings:
     json_exponent_digits: int = setting(
         2, "Maximum digits of the exponent of a number in guided JSON.", least=1, most=4
     )
-    threads: int = setting(0, "Threads of the compute kernels. 0: torch's default.", least=0, most=1024)
+    threads: int = setting(
+        0,
+        "Threads that compute on a CPU. 0: one for each core of this machine, or of the container's quota.",
+        least=0,
+        most=1024,
+    )
     tensor_parallel: int = setting(
         1,
         "Processes (ranks) that compute the model together, each with a GPU and a slice of weights and KV cache.",

@@ -39,8 +39,8 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "the lease ends during a handshake": (
         Edit(
-            "services/kvmanager/servicer.py",
-            "if self._manager.is_live(session) and self._manager.is_attaching(session):",
+            "services/kvmanager/leases.py",
+            "if self._is_attaching(session):",
             "if False:",
         ),
     ),
@@ -119,8 +119,8 @@ PLANTED: dict[str, tuple[Edit, ...]] = {
     "a lease does not end": (
         Edit(
             "services/kvmanager/servicer.py",
-            "if self._manager.is_live(session) and self._manager.is_attaching(session):",
-            "if self._manager.is_live(session):",
+            "return self._manager.is_live(session) and self._manager.is_attaching(session)",
+            "return self._manager.is_live(session)",
         ),
     ),
     "a handshake waits for a silent engine": (

@@ -26,6 +26,7 @@ from services.engine.ranks.placement import LOOPBACK, Placement
 from services.engine.ranks.recording import recorded_or_launched
 from services.engine.settings import EngineSettings
 from services.engine.startup.backends import Backend, BackendOptions, choose_rank_backend, record_decoder
+from services.engine.startup.cpu_quota import threads_of_rank
 from services.engine.startup.decoder_check import check_logits
 from services.engine.startup.device import capacity_of, check_declared_chunks, device_of, dtype_of
 from services.engine.startup.gpu_pool import CudaMemory, PoolMeasurement, is_measured
@@ -63,7 +64,7 @@ class SliceLoader:
 
     def __init__(self, settings: EngineSettings, place: Placement) -> None:
         """Read the configuration. Raises ModelUnsupported or InvalidSetting."""
-        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // place.local_size))
+        torch.set_num_threads(settings.threads or threads_of_rank(place.local_size))
         self.device = device_of(settings.device, place.local_rank)
         self.kernels = kernels_for(settings.attention_backend, self.device, settings.kernels_folder)
         self.settings = settings = settings.for_device(on_gpu=self.device.type == "cuda")

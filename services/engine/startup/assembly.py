@@ -41,6 +41,7 @@ from services.engine.kept.memory_file import MemoryFile
 from services.engine.kept.places import kept_path
 from services.engine.settings import OFF, EngineSettings
 from services.engine.startup.backends import Backend, BackendChoice, BackendOptions, check_kv_dtype, choose_backend
+from services.engine.startup.cpu_quota import threads_within_quota
 from services.engine.startup.device import (
     capacity_of,
     check_declared_chunks,
@@ -80,8 +81,7 @@ class EngineParts:
 
 def assemble(settings: EngineSettings) -> EngineParts:
     """Load the model from its folder and allocate its cache. Raises ModelUnsupported or InvalidSetting."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or threads_within_quota(torch.get_num_threads()))
     device = device_of(settings.device)
     settings = settings.for_device(on_gpu=device.type == "cuda")
     check_kv_dtype(settings.attention_backend, kv_dtype_of(settings.kv_dtype), device)
@@ -93,7 +93,12 @@ def assemble(settings: EngineSettings) -> EngineParts:
     log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
-    log.info("the weights are loaded; building the decoder", extra={"stage": "decoder"})
+    threads = torch.get_num_threads()
+    log.info(
+        "the weights are loaded; building the decoder, threads: %d",
+        threads,
+        extra={"stage": "decoder", "threads": threads},
+    )
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
