@@ -90,7 +90,8 @@ def _stand_in(shape: Sequence[int], dtype: torch.dtype, number: int = 0) -> torc
     """
     rows, columns = shape
     numbers = torch.randn(rows + columns - 1, generator=torch.Generator().manual_seed(number)) / columns**0.5
-    return numbers.to(dtype).as_strided((rows, columns), (1, 1))
+    matrix: torch.Tensor = numbers.to(dtype).as_strided((rows, columns), (1, 1))
+    return matrix
 
 
 class _Decoded:

@@ -72,14 +72,18 @@ async def abort_on_error(
 ) -> AsyncIterator[None]:
     """Abort the call with the status of an error raised in the context.
 
-    Trailing metadata has the invalid field, the time of a retry, and `metadata`.
+    Trailing metadata has the invalid field, the time of a retry, and `metadata`. A message that could not be sent,
+    because the client has ended the call, cancels the task, as gRPC does when that end reaches it, later.
     """
     try:
-        yield
-    except SlowClient as error:
-        await _leave(context, error)
-    except tuple(STATUS) as error:
-        await context.abort(status_of(error).grpc, str(error), (*_metadata(error), *(metadata or {}).items()))
+        try:
+            yield
+        except SlowClient as error:
+            await _leave(context, error)
+        except tuple(STATUS) as error:
+            await context.abort(status_of(error).grpc, str(error), (*_metadata(error), *(metadata or {}).items()))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 async def _leave(context: grpc.aio.ServicerContext[Any, Any], error: SlowClient) -> None:

@@ -1,5 +1,6 @@
 """The table from domain errors to statuses is complete, and clients receive each status."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -412,3 +413,12 @@ def test_a_client_receives_every_status(servers: Servers, error: type[Exception]
     assert failure.code == statuses.STATUS[error].grpc
     if error is errors.RepeatedEngineLoss:
         assert "3 engines were lost one after the other" in failure.detail
+
+
+def test_a_message_that_cannot_be_sent_ends_the_call_as_its_cancellation_does() -> None:
+    async def call() -> None:
+        async with statuses.abort_on_error(None):  # type: ignore[arg-type]  # such a call gets no status
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(call())
