@@ -178,7 +178,7 @@ class Peer:
 
     @property
     def cores_used(self) -> float | None:
-        """CPU seconds over those of the clock in the last repetition, None if unknown."""
+        """How many cores it used in the last repetition: CPU seconds per second. None if unknown."""
         return self._worker.cores_used if self._worker else None
 
     def measure(self, workload: str = "") -> Figures | None:

@@ -8,7 +8,7 @@ from bench.papers.rows import PaperRow
 
 
 class Figure(NamedTuple):
-    """A figure: its cases, and the rows and the picture made from their values, by case name.
+    """One figure of a paper: its cases, and functions that make rows and a picture of the cases' values.
 
     `name` is a Python identifier, such as `figure_18a`, and begins the names of its cases and rows. `cases` receives
     whether it is a quick run. `panels` and `inches` (width, height) are those of the picture, `seen` its alternative

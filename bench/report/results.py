@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. `peer` names its comparison; `target` is None without one.
+    """One measured figure. `peer` names what it is compared with. `target` is None if it has no target.
 
     `reason` says why a value on the right side of its target does not meet it. `terms` are those of each program,
     `null` the interval of the same figure with the same program on both sides, `by` what a goal was met through. A

@@ -139,7 +139,7 @@ def _cases_15(quick: bool) -> list[Case]:
 
 
 def saved_15(name: str, values: Mapping[str, Values]) -> float:
-    """Return the sum over all steps of the saved blocks, over that of the blocks without sharing."""
+    """Return the share of blocks that sharing saves: both numbers of blocks are summed over all steps."""
     shares = values[f"figure_15_{name}"]["shares"]
     saved: float = shares["saved"] / shares["unshared"]
     return saved
@@ -188,7 +188,7 @@ def _rows_of_table_1(_: Mapping[str, Values]) -> list[PaperRow]:
 
 
 def _beyond_rounding(server: Server) -> tuple[float, float]:
-    """Return how far the printed slots are outside those of the rounded memory, relative to it, and the reverse."""
+    """Return the relative distance between printed slots and printed memory, 0 where rounding explains it."""
     printed = paper_value("table_1", f"{server.model.replace('-', '_')}_slots_thousands") or 0.0
     gibibytes = [(server.kv_gibibytes + end) for end in (-0.5, 0.5)]
     held = [1000 * (printed + end) * server.slot_bytes / _GIB for end in (-0.05, 0.05)]

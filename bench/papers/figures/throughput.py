@@ -254,7 +254,7 @@ def _rows_17(values: Mapping[str, Values]) -> list[PaperRow]:
 
 
 def _draw_panel(axes: Any, figure: str, panel: Panel, values: Mapping[str, Values]) -> None:
-    """Draw the curves; on the limit, dots are the sustained rates, and triangles those of the paper's systems."""
+    """Draw a curve for each system. On the limit, dots mark our sustained rates and triangles the paper's."""
     for system in panel.starts:
         axes.plot([_capacity(figure, panel, system, values)], [LATENCY_LIMIT], "o", color=COLORS[system], markersize=6)
         points = [

@@ -1,4 +1,4 @@
-"""Peak memory of one sequence, by its length: in blocks, and by transformers' default cache.
+"""The peak memory of one sequence at several lengths, with its cache in blocks and with transformers' default cache.
 
 Both compute the prompt in one step, then decode the end of the sequence. The process is fresh, and its memory is
 compared with that of the warm model before the sequence.
@@ -44,7 +44,7 @@ def paged_peak(length: int) -> Values:
 
 
 def default_peak(length: int, dtype: str) -> Values:
-    """Measure transformers' default, whose cache is allocated anew for each token, with weights of this type."""
+    """Measure transformers' default cache, which is allocated again for each token. `dtype` is the weights'."""
     # Here, because transformers takes memory, which an engine of the demo model does without.
     from bench.papers.measured.contiguous_model import ContiguousModel, ContiguousSequence
 

@@ -1,4 +1,4 @@
-"""Which beams continue which, recorded from beam searches of a real model, and replayed in simulations.
+"""The parents of beams, recorded from beam searches of a real model and replayed in simulations.
 
 `python -m bench.papers.record_searches` records them anew into `beam_trace.json`: for each width and search a text of
 digits, `width` for each step. Digit j of a step is the parent of beam j: its number among the beams before.

@@ -16,7 +16,7 @@ _STEP_TOKENS, _ORCA_SEQUENCES, _WATERMARK = 2_560, 256, 0.01
 
 
 def alone(model: str, device: str, ranks: int, blocks: int, block_size: int, cost: str, prefix: int, ended: int) -> Any:
-    """Return the requests per second of both systems with a prefix of so many tokens. Raises InvalidTrace."""
+    """Return the rate, in requests per second, that each system sustains with this prefix. Raises InvalidTrace."""
     assert cost == "fit", "the sentences are translated by a model whose steps were measured"
     lengths, fit = load("translation"), fit_of(model, device, ranks)
     return {

@@ -93,12 +93,7 @@ def assemble(settings: EngineSettings) -> EngineParts:
     log_text_part(settings)
     kernels = kernels_for(settings.attention_backend, device, settings.kernels_folder)
     loaded = with_kv_dtype(_load(settings, device, kernels), kv_dtype_of(settings.kv_dtype))
-    threads = torch.get_num_threads()
-    log.info(
-        "the weights are loaded; building the decoder, threads: %d",
-        threads,
-        extra={"stage": "decoder", "threads": threads},
-    )
+    _log_loaded()
     capacity = capacity_of(settings, loaded)
     sampler = sampler_for(device, settings.max_sequences, loaded.vocabulary_size, loaded.dtype, kernels)
 
@@ -143,6 +138,13 @@ def assemble(settings: EngineSettings) -> EngineParts:
     watched = WatchedRunner(runner, check_of(device))
     parts = with_end_tokens(loaded, settings), scheduler, watched, name, chosen.recording_faults
     return EngineParts(*parts, kept_blocks, _proof(settings, chosen, kept_blocks, checksum))
+
+
+def _log_loaded() -> None:
+    """Log that the weights are loaded, and how many threads a CPU computes with."""
+    threads = torch.get_num_threads()
+    extra = {"stage": "decoder", "threads": threads}
+    log.info("the weights are loaded; building the decoder, threads: %d", threads, extra=extra)
 
 
 def _is_from_files(decoder: Decoder) -> bool:
