@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from engine.kept.kept_memory import HEADER_BYTES, KeptMemory, read_header
+from engine.kept.header import HEADER_BYTES, read_header
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seals import SealState
 
 

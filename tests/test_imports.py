@@ -72,6 +72,13 @@ def test_a_forbidden_import_is_reported(violations: str, package: str, module: s
     assert f"{package}.violation -> {shown} (l." in violations
 
 
+@pytest.mark.parametrize("module", ["cli.commands.serve", "kvmanager.server", "gateway.server"])
+def test_processes_without_tensors_start_without_torch(module: str) -> None:
+    code = f"import services.{module}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_tests_that_make_test_leaves_out_import_only_names_that_exist() -> None:
     exported = {file: _names_of(ast.parse(file.read_text())) for file in (ROOT / "tests").rglob("*.py")}
     missing = [

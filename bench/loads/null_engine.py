@@ -18,7 +18,7 @@ import click
 import torch
 
 from engine.attention.cache import CacheGeometry, CacheLayout
-from engine.kept.kept_memory import KeptIdentity, KeptKind
+from engine.kept.header import KeptIdentity, KeptKind
 from engine.schedule.capacity import Capacity
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.step_plan import Done, Runner, Sampled, StepPlan, Work

@@ -4,11 +4,14 @@ A block has one from the moment it is sealed. It is compared wherever the block'
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "xxh3-64"
 """What computes the checksums in kept memory."""
@@ -23,8 +26,10 @@ class Checksums:
     `seconds` is the time spent.
     """
 
-    def __init__(self, blocks: torch.Tensor, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, blocks: "torch.Tensor", clock: Callable[[], float] = lambda: 0.0) -> None:
         """Take `[blocks + 1, elements]`, contiguous. `clock` returns seconds of this thread's time."""
+        import torch  # here, because `quire serve` reads headers without it
+
         size = blocks[0].numel() * blocks.itemsize
         flat = blocks.view(torch.uint8).numpy() if size else np.empty(0, np.uint8)
         self._bytes: npt.NDArray[np.uint8] = flat.reshape(len(blocks), size)

@@ -1,8 +1,7 @@
-"""The layout of kept memory: header, counters, seals and tensors of both tiers, one after the other."""
+"""Kept memory: behind its header the counters, and seals and tensors of both tiers, one after the other."""
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, starmap
 from typing import Any, Self
 
@@ -10,68 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kept.checksums import NAME, checksum_of
+from engine.kept.checksums import checksum_of
+from engine.kept.header import HEADER_BYTES, KeptIdentity, KeptKind, Places, header_of, places_of
 from engine.kept.seals import MOST, MOST_STAMP, Seals, seal_bytes
 
-FORMAT = 4
-"""Version of the layout. Another one is not read."""
-
-MAGIC = b"\x93quire kept blocks\n"
-"""The start of a header, which no text has."""
-
-_PAGE = 4096
-# Large pages, of hugetlbfs and of shared memory.
-_LARGE_PAGE = 2 << 20
 _COUNTERS = np.dtype([("generation", np.uint64), ("resets", np.uint64), ("stamp", np.uint64)])
-
-
-@dataclass(frozen=True)
-class KeptKind:
-    """The blocks of one kind. `shapes` describes K and V of its layers inside a block, as the backend lays them out."""
-
-    name: str
-    shapes: str
-    block_elements: int
-    device_blocks: int
-    host_blocks: int
-
-
-@dataclass(frozen=True)
-class KeptIdentity:
-    """What must be equal for a process to use the blocks that another one left.
-
-    `fingerprint` is a digest of every byte of the weights and of the code that computed K and V; `dtype` is the
-    cache's. `kinds` are the kinds of blocks, kind 0 first. `checksums` is what computes the blocks' checksums, empty if
-    they have none.
-    """
-
-    boot_id: str
-    dtype: str
-    block_size: int
-    kinds: tuple[KeptKind, ...]
-    backend: str
-    fingerprint: str
-    checksums: str = NAME
-    format: int = FORMAT
-
-    def difference(self, other: Self) -> str:
-        """Return the name of the first field in which two differ, empty if they are equal.
-
-        Fields of window kinds have the kind's name behind them, as in `host_blocks of window-64`.
-        """
-        own, theirs = vars(self), vars(other)
-        found = next((name for name in ("format", *own) if own[name] != theirs[name]), "")
-        if found != "kinds" or len(self.kinds) != len(other.kinds):
-            return found
-        number, one, of = next(
-            (number, vars(one), vars(of))
-            for number, (one, of) in enumerate(zip(self.kinds, other.kinds, strict=True))
-            if one != of
-        )
-        different = next(name for name in one if one[name] != of[name])
-        if different == "name":
-            return "kinds"
-        return f"{different} of {one['name']}" if number else different
 
 
 class Counters:
@@ -129,7 +71,7 @@ class KindMemory:
     host_cache: torch.Tensor | None
 
     @classmethod
-    def mapped(cls, memory: memoryview, kind: KeptKind, places: "_Places", dtype: torch.dtype) -> Self:
+    def mapped(cls, memory: memoryview, kind: KeptKind, places: Places, dtype: torch.dtype) -> Self:
         """Take seals and tensors from their places in one memory."""
         size, device_blocks, host_blocks = kind.block_elements, kind.device_blocks, kind.host_blocks
         return cls(
@@ -165,10 +107,10 @@ class KeptMemory:
     @classmethod
     def mapped(cls, memory: memoryview, identity: KeptIdentity) -> Self:
         """Take `kept_bytes(identity)` writable bytes."""
-        dtype, places = getattr(torch, identity.dtype), _places_of(identity)
+        dtype, places = getattr(torch, identity.dtype), places_of(identity)
         kinds = [KindMemory.mapped(memory, *one, dtype) for one in zip(identity.kinds, places, strict=True)]
         layout = checksum_of(header_of(identity), 0) >> 16  # with room for the places
-        return cls(Counters(memory[_PAGE : _PAGE + _COUNTERS.itemsize]), kinds, layout)
+        return cls(Counters(memory[HEADER_BYTES : HEADER_BYTES + _COUNTERS.itemsize]), kinds, layout)
 
     @classmethod
     def private(cls, caches: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Self:
@@ -197,78 +139,6 @@ class KeptMemory:
             seals.generation = generation
             self.counters.tick_past(len(seals))
         return sum(device for device, _ in lost), sum(host for _, host in lost)
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Offsets in bytes."""
-
-    device_seals: int
-    host_seals: int
-    device: int
-    host: int
-    end: int
-
-    @classmethod
-    def behind(cls, start: int, device_blocks: int, host_blocks: int, block: int) -> Self:
-        """Place a kind with blocks of `block` bytes."""
-        device_seals = _aligned(start, _PAGE)
-        host_seals = _aligned(device_seals + seal_bytes(device_blocks), _PAGE)
-        device = _aligned(host_seals + seal_bytes(host_blocks), _LARGE_PAGE)
-        host = _aligned(device + (device_blocks + 1) * block, _LARGE_PAGE)
-        host_size = (host_blocks + 1) * block if host_blocks else 0
-        return cls(device_seals, host_seals, device, host, _aligned(host + host_size, _LARGE_PAGE))
-
-
-def _places_of(identity: KeptIdentity) -> list[_Places]:
-    itemsize = getattr(torch, identity.dtype).itemsize
-    return _placed((one.device_blocks, one.host_blocks, one.block_elements * itemsize) for one in identity.kinds)
-
-
-def _placed(kinds: Iterable[tuple[int, int, int]]) -> list[_Places]:
-    places: list[_Places] = []
-    for kind in kinds:
-        places.append(_Places.behind(places[-1].end if places else 2 * _PAGE, *kind))
-    return places
-
-
-def kept_bytes(identity: KeptIdentity) -> int:
-    """Return the bytes of a whole memory."""
-    return _places_of(identity)[-1].end
-
-
-def kept_bytes_for(*kinds: tuple[int, int, int]) -> int:
-    """Return the bytes of a whole memory of kinds with these device blocks, host blocks and bytes of a block."""
-    return _placed(kinds)[-1].end
-
-
-def header_of(identity: KeptIdentity) -> bytes:
-    """Return the header's page; it is written last, when the rest is zeros."""
-    text = MAGIC + json.dumps(asdict(identity), sort_keys=True).encode()
-    assert len(text) < _PAGE, "names are short"
-    return text.ljust(_PAGE, b"\0")
-
-
-def is_header(page: bytes) -> bool:
-    """Return whether a page is the header of a kept memory, of any version."""
-    return page.startswith(MAGIC)
-
-
-def read_header(page: bytes) -> KeptIdentity | None:
-    """Return the identity in a header, None if this version cannot read it."""
-    try:
-        fields = json.loads(page[len(MAGIC) : _PAGE].rstrip(b"\0"))
-        fields["kinds"] = tuple(KeptKind(**kind) for kind in fields["kinds"])
-        return KeptIdentity(**fields)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-HEADER_BYTES = _PAGE
-
-
-def _aligned(offset: int, size: int) -> int:
-    return -(-offset // size) * size
 
 
 def _tensor(memory: memoryview, place: int, dtype: torch.dtype, elements: int, blocks: int) -> torch.Tensor:

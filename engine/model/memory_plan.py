@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from blocks import WindowKind, blocks_for
-from engine.kept.kept_memory import kept_bytes_for
+from engine.kept.header import kept_bytes_for
 from engine.kinds.layer_kinds import LayerKind, one_kind
 from engine.kinds.split import SplitSizes, host_blocks_of, host_blocks_within, split_blocks, split_memory
 from engine.model.model_shape import ModelShape

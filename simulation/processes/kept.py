@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory, KindMemory, kept_bytes
+from engine.kept.header import KeptIdentity, KeptKind, kept_bytes
+from engine.kept.kept_memory import KeptMemory, KindMemory
 from engine.kept.seals import SEAL, Sealing, Seals, SealState
 from kvmanager import Pool, PoolState
 from simulation.digest_memory import FlippedSlots

@@ -17,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from engine.kept.kept_memory import HEADER_BYTES, KeptMemory, read_header
+from engine.kept.header import HEADER_BYTES, read_header
+from engine.kept.kept_memory import KeptMemory
 from tests.acceptance.conftest import Record
 from tests.engine.conftest import checkpoint  # noqa: F401 - a fixture
 from tests.engine.families import FAMILIES, Checkpoint

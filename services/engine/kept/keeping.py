@@ -12,7 +12,8 @@ import torch
 
 from engine.attention.cache import CacheLayout
 from engine.kept.checksums import NAME
-from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory
+from engine.kept.header import KeptIdentity, KeptKind
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seal_writer import SealWriter
 from engine.model.loaded import LoadedModel, dtype_name
 from engine.schedule.capacity import Capacity
@@ -113,7 +114,7 @@ def keep(
     """
     different, broken = file.difference(identity), 0
     if different == "":
-        found = file.map(identity)
+        found = KeptMemory.mapped(file.map(identity), identity)
         broken = found.repair()
         if found.is_damaged:
             log.warning("the kept blocks are damaged: they are erased")
@@ -123,7 +124,7 @@ def keep(
     if different != "":
         file.make(identity)
     beside = _mapped_rows(file, identity, events)
-    memory = file.map(identity)
+    memory = KeptMemory.mapped(file.map(identity), identity)
     seals = SealWriter(memory, clock if identity.checksums else None)
     _opened.clear()
     report = kept_report(memory)

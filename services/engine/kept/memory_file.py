@@ -15,16 +15,7 @@ from contextlib import suppress
 from mmap import MADV_DONTDUMP, MADV_DONTFORK, MADV_HUGEPAGE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 
-from engine.kept.kept_memory import (
-    HEADER_BYTES,
-    MAGIC,
-    KeptIdentity,
-    KeptMemory,
-    header_of,
-    is_header,
-    kept_bytes,
-    read_header,
-)
+from engine.kept.header import HEADER_BYTES, MAGIC, KeptIdentity, header_of, is_header, kept_bytes, read_header
 from services.runtime.settings import InvalidSetting
 
 SUFFIX = ".blocks"
@@ -103,14 +94,14 @@ class MemoryFile:
         with self._mapped(size) as made:  # hugetlbfs has no write(2)
             made[:HEADER_BYTES] = header_of(identity)
 
-    def map(self, identity: KeptIdentity) -> KeptMemory:
+    def map(self, identity: KeptIdentity) -> memoryview:
         """Map the memory of this identity, which the file must have, for as long as it is not closed."""
         self._map = self._mapped(kept_bytes(identity))
         self._map.madvise(MADV_DONTFORK)
         self._map.madvise(MADV_DONTDUMP)
         with suppress(OSError, ValueError):  # kernels without large pages for shared memory
             self._map.madvise(MADV_HUGEPAGE)
-        return KeptMemory.mapped(memoryview(self._map), identity)
+        return memoryview(self._map)
 
     def map_behind(self, identity: KeptIdentity, size: int) -> memoryview:
         """Map `size` bytes behind the memory of this identity, zeros unless an earlier process wrote there.

@@ -14,7 +14,7 @@ import numpy as np
 
 from blocks import KEY_BYTES
 from engine.kept.checksums import checksum_of
-from engine.kept.kept_memory import KeptIdentity
+from engine.kept.header import KeptIdentity
 from engine.kept.seal_writer import SealChanges
 from kvmanager import PoolReport, PoolState
 from services.engine.events.origins import OriginFields

@@ -12,7 +12,8 @@ from blocks import CondemnReason, Copy
 from engine.attention import TorchBackend
 from engine.attention.backend import Direction
 from engine.attention.cache import CacheGeometry
-from engine.kept.kept_memory import KeptIdentity, KeptKind, KeptMemory, kept_bytes
+from engine.kept.header import KeptIdentity, KeptKind, kept_bytes
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seals import Sealing
 from engine.kinds.kinds_backend import CachingBackend
 from engine.schedule.limits import Preemption
@@ -31,6 +32,8 @@ SIZES: dict[str, Any] = {
 }
 KIND = KeptKind("all", "K (16, 2, 4) V (16, 2, 4): 0", 256, 8, 4)
 IDENTITY = KeptIdentity("boot", "float32", 16, (KIND,), "torch", "f")
+# Of a type that has another one of its size.
+HALF = replace(IDENTITY, dtype="float16")
 
 
 class FaultyBackend(TorchBackend):
@@ -143,16 +146,16 @@ def test_a_seal_that_moved_to_another_block_is_broken() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(IDENTITY, kinds=(replace(KIND, shapes="K (16, 1, 8) V (16, 1, 8): 0"),)),
-        replace(IDENTITY, dtype="int32"),
-        replace(IDENTITY, fingerprint="g"),
+        replace(HALF, kinds=(replace(KIND, shapes="K (16, 1, 8) V (16, 1, 8): 0"),)),
+        replace(HALF, dtype="bfloat16"),
+        replace(HALF, fingerprint="g"),
     ],
     ids=["another number of ranks", "another type", "another model"],
 )
 def test_seals_of_another_layout_are_broken(other: KeptIdentity) -> None:
-    memory = bytearray(kept_bytes(IDENTITY))
+    memory = bytearray(kept_bytes(HALF))
     sealed(made(other, memory))
-    assert made(IDENTITY, memory).repair() == 3
+    assert made(HALF, memory).repair() == 3
 
 
 @pytest.mark.parametrize("bit", range(8))

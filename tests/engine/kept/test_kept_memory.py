@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kept.kept_memory import (
+from engine.kept.header import (
+    ITEM_BYTES,
     KeptIdentity,
     KeptKind,
-    KeptMemory,
     header_of,
     is_header,
     kept_bytes,
     kept_bytes_for,
     read_header,
 )
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seals import Sealing
 
 ALL = KeptKind("all", "K (3, 8) V (3, 8): 00", 2 * 2 * 3 * 8, 5, 3)
@@ -31,6 +32,11 @@ IDENTITY = KeptIdentity(
 
 def made(identity: KeptIdentity) -> KeptMemory:
     return KeptMemory.mapped(memoryview(bytearray(kept_bytes(identity))), identity)
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_elements_have_the_size_that_they_have_in_torch(dtype: str) -> None:
+    assert ITEM_BYTES[dtype] == getattr(torch, dtype).itemsize
 
 
 def test_all_parts_have_their_own_bytes() -> None:

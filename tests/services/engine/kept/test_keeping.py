@@ -71,7 +71,7 @@ def test_another_split_between_kinds_is_refused_by_the_name_of_the_kind(
     tiny_model: Callable[[str], Path], path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_model("windowed")
-    pool: dict[str, Any] = {"attention_backend": "auto", "host_blocks": 32, "max_sequences": 4, "token_budget": 64}
+    pool: dict[str, Any] = {"host_blocks": 32, "max_sequences": 4, "token_budget": 64}
     assert refused(model, path, **pool, typical_tokens=64) == ""
     assert refused(model, path, **pool, typical_tokens=400) == "host_blocks of window-40"
     assert "the kept blocks differ in host_blocks of window-40: they are erased" in caplog.text

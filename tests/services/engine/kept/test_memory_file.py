@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from engine.kept.kept_memory import HEADER_BYTES, MAGIC, kept_bytes
+from engine.kept.header import HEADER_BYTES, MAGIC, kept_bytes
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seals import Sealing
 from services.cli.main import cli
 from services.engine.kept.memory_file import MemoryFile, MemoryInUse, create_memory_file, path_of
@@ -25,11 +26,12 @@ import os, sys
 from pathlib import Path
 from services.engine.kept.memory_file import MemoryFile
 from tests.engine.kept.test_kept_memory import IDENTITY
+from engine.kept.kept_memory import KeptMemory
 from engine.kept.seals import Sealing
 file = MemoryFile(Path(sys.argv[1]))
 if file.difference(IDENTITY) is None:
     file.make(IDENTITY)
-memory = file.map(IDENTITY)
+memory = KeptMemory.mapped(file.map(IDENTITY), IDENTITY)
 memory.kinds[0].device.seal(1, Sealing(bytes(31) + b"k", 0, 0))
 memory.kinds[0].cache[1] = 5.0
 if "fork" in sys.argv and not os.fork():
@@ -39,6 +41,10 @@ if "fork" in sys.argv and not os.fork():
 print("ready", flush=True)
 sys.stdin.readline()
 """
+
+
+def mapped(file: MemoryFile) -> KeptMemory:
+    return KeptMemory.mapped(file.map(IDENTITY), IDENTITY)
 
 
 @contextmanager
@@ -73,7 +79,7 @@ def test_what_a_killed_process_wrote_is_found(path: Path) -> None:
         process.wait()
         file = MemoryFile(path)
     assert file.difference(IDENTITY) == ""
-    memory = file.map(IDENTITY)
+    memory = mapped(file)
     assert memory.kinds[0].device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
     assert float(memory.kinds[0].cache[1].min()) == 5.0
     file.close()
@@ -97,7 +103,7 @@ def test_a_forked_child_holds_no_lock(path: Path) -> None:
 def test_an_erased_memory_contains_nothing_and_takes_no_room(path: Path) -> None:
     file = MemoryFile(path)
     file.make(IDENTITY)
-    file.map(IDENTITY).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
+    mapped(file).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
     assert path.stat().st_blocks
     file.erase()
     assert (file.difference(IDENTITY), path.stat().st_blocks) == (None, 0)
@@ -139,7 +145,7 @@ def test_without_room_behind_a_memory_its_blocks_stay(path: Path) -> None:
     assert f"InvalidSetting: keep_blocks is {str(path)!r}, which has no room for" in done.stderr
     file = MemoryFile(path)
     assert file.difference(IDENTITY) == ""
-    assert file.map(IDENTITY).kinds[0].device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
+    assert mapped(file).kinds[0].device.sealing(1) == Sealing(bytes(31) + b"k", 0, 0)
     file.close()
 
 
@@ -147,7 +153,7 @@ def test_what_is_written_behind_a_memory_stays_with_it_and_is_erased_alone_or_wi
     file = MemoryFile(path)
     file.make(IDENTITY)
     made = path.stat().st_blocks
-    file.map(IDENTITY).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
+    mapped(file).kinds[0].device.seal(1, Sealing(b"k" * 32, 0, 0))
     file.map_behind(IDENTITY, 1 << 21)[:3] = b"row"
     assert path.stat().st_blocks > made
     file.close()
@@ -157,7 +163,7 @@ def test_what_is_written_behind_a_memory_stays_with_it_and_is_erased_alone_or_wi
     file.erase_behind(IDENTITY)
     assert path.stat().st_blocks == made
     assert bytes(file.map_behind(IDENTITY, 1 << 21)[:4]) == bytes(4)
-    assert file.map(IDENTITY).kinds[0].device.sealing(1) == Sealing(b"k" * 32, 0, 0)
+    assert mapped(file).kinds[0].device.sealing(1) == Sealing(b"k" * 32, 0, 0)
     file.erase()
     assert path.stat().st_blocks == 0
     file.close()
@@ -272,7 +278,7 @@ def test_a_memory_file_is_opened_by_the_path_of_the_process_that_holds_it() -> N
 def test_no_page_is_in_a_core_dump_or_a_forked_process(path: Path) -> None:
     file = MemoryFile(path)
     file.make(IDENTITY)
-    memory = file.map(IDENTITY)
+    memory = mapped(file)
     address = memory.kinds[0].cache.data_ptr()
     flags, inside = "", False
     for line in Path("/proc/self/smaps").read_text().splitlines():

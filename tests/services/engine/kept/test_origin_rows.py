@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blocks import Allocate, Commit, Step, block_keys, root_key
-from engine.kept.kept_memory import KeptIdentity, KeptKind
+from engine.kept.header import KeptIdentity, KeptKind
 from engine.kept.seal_writer import SealChanges, TierChanges
 from engine.kept.seals import Sealing
 from kvmanager import AppliedStep, Pool, PoolReport, PoolSpec, PoolState, TierReport
