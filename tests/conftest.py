@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import sys
 import threading
 
 # As in the engine's process; before torch is imported.
@@ -22,6 +23,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +73,14 @@ def pytest_report_header() -> str:
 def _subnormals() -> None:
     """Keep subnormal numbers: loading the kernels makes the processor flush them to zero."""
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse to compile the CPU's kernels for one test alone, which takes a minute."""
+    if loading := sys.modules.get("services.engine.startup.native_kernels"):
+        refuse = partial(pytest.fail, "give the engine's settings the kernels_folder of tests.engine.native_kernels")
+        monkeypatch.setattr(loading, "_build_temporary", lambda _: refuse())
 
 
 @pytest.fixture(scope="session")

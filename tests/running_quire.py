@@ -42,6 +42,9 @@ ANY_METRICS_PORT = {
 }
 # Tests compare tokens.
 EXACT = {f"QUIRE_{command}_DTYPE": "float32" for command in ("SERVE", "ENGINE")}
+# A pool of the default size takes the system seconds to allocate; the demo model's blocks need it.
+SMALL_POOL = {f"QUIRE_{command}_CACHE_MIB": "64" for command in ("SERVE", "ENGINE")}
+_POOL_OPTIONS = ("--device-blocks", "--cache-mib", "--gpu-memory-utilization")
 # An aborted process prints the stacks of its threads.
 STACKS = {"PYTHONFAULTHANDLER": "1"}
 # The user's own `quire` commands must not find the services of tests.
@@ -328,11 +331,13 @@ def launch(*arguments: str, module: str = COMMAND, **environment: str) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **_own(arguments[0]), **STACKS, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
+        env={**os.environ, **_own(*arguments), **STACKS, "QUIRE_RUNTIME": RUNTIME_FOLDER, **environment},
     )
 
 
-def _own(command: str) -> dict[str, str]:
+def _own(command: str, *options: str) -> dict[str, str]:
     """Return the variables of tests that this command reads: it warns of those of other commands."""
     prefix = f"QUIRE_{command.upper()}_"
-    return {name: value for name, value in {**ANY_METRICS_PORT, **EXACT}.items() if name.startswith(prefix)}
+    is_small = "demo" not in options and "--model" in options and not set(options).intersection(_POOL_OPTIONS)
+    every = {**ANY_METRICS_PORT, **EXACT, **(SMALL_POOL if is_small else {})}
+    return {name: value for name, value in every.items() if name.startswith(prefix)}

@@ -15,11 +15,14 @@ from engine.attention import TorchBackend
 from engine.attention.cache import CacheGeometry
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import EngineParts, assemble
+from tests.engine.native_kernels import FOLDER as KERNELS
 
 
 @pytest.fixture(scope="module")
 def parts(tiny_model: Callable[[str], Path]) -> EngineParts:
-    return assemble(EngineSettings(model=str(tiny_model("llama")), dtype="float32", device_blocks=64))
+    return assemble(
+        EngineSettings(model=str(tiny_model("llama")), dtype="float32", device_blocks=64, kernels_folder=str(KERNELS))
+    )
 
 
 def test_the_engine_in_process_generates_all_tokens(parts: EngineParts) -> None:

@@ -18,6 +18,7 @@ from services.cli.main import cli
 from services.engine.settings import EngineSettings
 from services.engine.startup.assembly import assemble
 from services.runtime.logs.records import message_of
+from tests.engine.native_kernels import FOLDER as KERNELS
 from tests.running_quire import START_SECONDS, Output, launch
 from tests.sound_folder import write_sound_folder
 
@@ -84,7 +85,9 @@ def test_a_model_whose_logits_are_not_finite_does_not_start(copy: Path, attentio
     weights = load_file(copy / "model.safetensors")
     weights["model.layers.0.mlp.down_proj.weight"].fill_(3e38)
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
-    settings = EngineSettings(model=str(copy), attention_backend=attention, device_blocks=8, threads=1)
+    settings = EngineSettings(
+        model=str(copy), attention_backend=attention, device_blocks=8, threads=1, kernels_folder=str(KERNELS)
+    )
     threads = torch.get_num_threads()
     try:
         with pytest.raises(ModelUnsupported, match=r"^tiny: its logits are not finite at \d+ of 24 tokens in "):

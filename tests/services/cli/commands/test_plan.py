@@ -18,6 +18,7 @@ from engine.parallel.loading import ModelFolder
 from services.cli.main import cli
 from services.models.gguf_conversion import convert
 from tests.engine.image_text import write_image_text
+from tests.engine.native_kernels import FOLDER as KERNELS
 from tests.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS, MIXED, OTHERS, SHAPES, write_llama
 from tests.model_types.cases import case_named, configuration
 from tests.running_quire import RunningQuire
@@ -61,7 +62,8 @@ def test_a_plan_without_options_is_that_of_quire_serve_on_this_machine(tiny_mode
     from services.engine.startup.assembly import assemble
 
     folder = str(tiny_model("llama"))
-    parts, planned = assemble(EngineSettings(model=folder)), figures("--model", folder)
+    settings = EngineSettings(model=folder, kernels_folder=str(KERNELS))
+    parts, planned = assemble(settings), figures("--model", folder)
     capacity, limits = parts.scheduler.capacity, parts.scheduler.limits
     assert planned["device_blocks"] == capacity.device_blocks
     assert planned["dtype"] == str(parts.loaded.dtype).removeprefix("torch.")
