@@ -87,8 +87,8 @@ npm-clients: .venv/installed ## install the Node clients for tests of the HTTP A
 last-green: .venv/installed ## print at which commit acceptance, wheel, and the checks of pages, alerts and the stack passed last
 	$(BIN)/python -m tests.last_green
 
-acceptance: .venv/installed model ## run slow scenarios after changes of the product; passed tests are not repeated
-	$(KEEPING) $(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+acceptance: .venv/installed model ## run slow scenarios after changes of the product, LONG=1 for hours; passed tests are not repeated
+	QUIRE_LONG=$(LONG) $(KEEPING) $(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
 
 browser-check: .venv/installed ## test the pages in a real browser after changes of pages/; needs chromium
 	command -v "$${CHROMIUM:-chromium}" >/dev/null || \

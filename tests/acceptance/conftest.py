@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance.repetitions import LONG
 from tests.running.versions import Version, extract, last_release
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,8 @@ def _code(test_file: Path) -> str:
     folders = (here, *(ROOT / "tests" / folder for folder in ("", "engine", "running")))
     shared = [one for folder in folders for one in folder.glob("*.py") if not one.name.startswith("test_")]
     digest.update(os.environ.get("QUIRE_NEWEST_CLIENTS", "").encode())
+    if LONG:  # passed with fewer repetitions is not enough
+        digest.update(b"long")
     for file in sorted([*shared, *here.glob("clients/**/*.*"), *here.glob("routers/**/*.*")]):
         digest.update(file.name.encode() + file.read_bytes())
     for folder in (*CODE, "simulation") if "simulation" in test_file.stem else CODE:

@@ -1,4 +1,4 @@
-"""Engines and links fail twenty times each, at random moments, under 32 streams of all kinds on the demo model."""
+"""Engines and links fail up to twenty times each, at random moments, under 32 streams on the demo model."""
 
 import random
 from collections.abc import Iterator
@@ -7,13 +7,14 @@ import grpc
 import pytest
 
 from tests.acceptance.conftest import Record
+from tests.acceptance.repetitions import repetitions
 from tests.faults import Processes, prompt
 from tests.running.deadly_engine import DEADLY_SEED
 from tests.running.failover import CHAINS, FAULTS, Failing, Fault, check_equal, failovers, streams
 from tests.running_quire import Answer
 from tests.scrape import Scrape
 
-ROUNDS = 20
+ROUNDS = repetitions(20)
 STREAMS = 32
 TOKENS = 40
 NEIGHBOURS = 6

@@ -1,4 +1,4 @@
-"""Engines killed a hundred times under load, and twenty times with their KV manager: what they had computed stays.
+"""Engines killed up to a hundred times under load, some with their KV manager: what they had computed stays.
 
 Memory that outlives them is that of `quire serve`, which starts them again. Each round of streams has its own salt, so
 that prompts are computed in every round.
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.acceptance.conftest import Record
+from tests.acceptance.repetitions import repetitions
 from tests.faults import Streams, wait_until
 from tests.load import slow_request
 from tests.running_quire import START_SECONDS, RunningQuire, start_quire
@@ -28,9 +29,9 @@ from tests.services.random_load import (
     run_errands,
 )
 
-ENGINES_KILLED = 60
-ALL_KILLED = 20
-MIXED_KILLS = 40
+ENGINES_KILLED = repetitions(60)
+ALL_KILLED = repetitions(20)
+MIXED_KILLS = repetitions(40)
 STREAMS = 8
 TOKENS = 60
 PROMPT_TOKENS = 300

@@ -1,4 +1,4 @@
-"""Faults of the engine, the KV manager and their connection, fifty times at random moments, under streams.
+"""Faults of the engine, the KV manager and their connection, up to fifty times at random moments, under streams.
 
 Each round has its own seed and cache salt, so that prompts are computed during the fault too. Most faults run on the
 tiny Llama, because steps of the demo model take most of the time.
@@ -18,9 +18,10 @@ import pytest
 from quire.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
 from tests import faults
 from tests.acceptance.conftest import Record
+from tests.acceptance.repetitions import repetitions
 from tests.faults import LEASE_SECONDS, WITHOUT_KEEPALIVE, Fault, Processes, Services, prompt, prompts, wait_until
 
-ROUNDS = 50
+ROUNDS = repetitions(50)
 STREAMS = {"demo": 8, "tiny": 16}
 TOKENS = {"demo": 40, "tiny": 120}
 FEW_BLOCKS = 80

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import Record
+from tests.acceptance.repetitions import repetitions
 from tests.faults import Processes, wait_until
 from tests.running.deadly_engine import ANY_STEP, SWAP, order, ordered
 from tests.running.failover import NAMES, Failing, check_equal, failovers, streams
 from tests.running.ranks import workers_of
 from tests.running_quire import Answer
 
-ROUNDS = {"killed": 50, "stopped": 10}
+ROUNDS = {"killed": repetitions(50), "stopped": repetitions(10)}
 ORDER_SECONDS = 60
 # Before the one in which a process is killed.
 MAX_STEPS = {ANY_STEP: 100, SWAP: 3}

@@ -15,10 +15,12 @@ import pytest
 from tests.acceptance import guided_languages
 from tests.acceptance.conftest import Record
 from tests.acceptance.guided_languages import LANGUAGES
+from tests.acceptance.repetitions import repetitions
 from tests.running_quire import RunningService, start_quire
 
-CALLS = 1000
-STRICT_CALLS = 480
+# Each dialect with each schema, five times if the run is long.
+CALLS = repetitions(1200)
+STRICT_CALLS = repetitions(480)
 LEAST_CALLED = 0.6
 EARLIER_CALLS = 6
 SCHEMAS_COUNT = 40
@@ -112,7 +114,7 @@ def _called(gateways: dict[str, str], number: int, *, strict: bool = False) -> s
     return "finished"
 
 
-def test_1000_required_calls_in_six_dialects_are_valid(gateways: dict[str, str], record: Record) -> None:
+def test_required_calls_in_six_dialects_are_valid(gateways: dict[str, str], record: Record) -> None:
     assert len(SCHEMAS) == SCHEMAS_COUNT
     with ThreadPoolExecutor(AT_ONCE) as threads:
         ends = Counter(threads.map(lambda number: _called(gateways, number), range(CALLS)))

@@ -1,4 +1,4 @@
-"""500 chats whose samples end by stop strings, one after the other: none hangs.
+"""Hundreds of chats whose samples end by stop strings, one after the other: none hangs.
 
 A call alone is the hard case: nothing else wakes the engine. If the gateway ended samples before they were forked, a
 fork without children once let the engine's thread sleep although a sample was still running.
@@ -12,16 +12,17 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import Record
+from tests.acceptance.repetitions import repetitions
 from tests.running_quire import start_quire
 
-CALLS = 500
+CALLS = repetitions(500)
 SECONDS = 20.0  # for a call that takes a fraction of one
 STOPS = ["e", "a", "t", "o", " ", "n", "the", "."]
 WORDS = ["Say", "the", "moon", "a", "short", "story", "of", "rain", "and", "stones"]
 
 
 @pytest.mark.timeout(1800)
-def test_500_chats_with_random_stops_samples_and_prompts_end(demo_model: Path, record: Record) -> None:
+def test_chats_with_random_stops_samples_and_prompts_end(demo_model: Path, record: Record) -> None:
     draw = random.Random(42)
     one = start_quire("--model", str(demo_model), "--http-listen", "127.0.0.1:0")
     try:

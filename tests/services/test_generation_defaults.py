@@ -114,7 +114,8 @@ def test_a_batch_takes_the_values_unless_they_are_turned_off(
     for setting, changes in (("auto", {}), ("none", {"repetition_penalty": 1.0})):
         answers = tmp_path / f"{setting}.jsonl"
         files = ("-i", str(tmp_path / "requests.jsonl"), "-o", str(answers))
-        done = quire("run-batch", *files, "--model", str(folder), "--dtype", "float32", "--generation-config", setting)
+        engine = ("--model", str(folder), "--dtype", "float32", "--device-blocks", "64")
+        done = quire("run-batch", *files, *engine, "--generation-config", setting)
         assert done.returncode == 0, done.stderr
         choice = json.loads(answers.read_text())["response"]["body"]["choices"][0]
         assert choice["text"] == tokenizer.decode(generated(folder, tokenizer, do_sample=False, **changes))
