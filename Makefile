@@ -20,6 +20,7 @@ IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
 # Of what measures and checks the product from outside.
 TOOL_TESTS := bench model_types simulation
+FAULTS := services/faults
 # The checks beyond `make check` keep the commit at which they passed last, unless ARGS chooses some of their tests.
 KEEPING = $(if $(ARGS),,$(BIN)/python -m tests.last_green $@)
 # A GPU machine has a Python of its own, and perhaps a folder of carried packages in PYTHONPATH.
@@ -29,7 +30,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test tools-check deploy-check test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first gpu-compile dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
+.PHONY: help demo serve test faults-check tools-check deploy-check test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first gpu-compile dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,10 +43,13 @@ demo: $(SERVICES) ## start all services on the demo model and show them at work
 serve: $(SERVICES) ## serve a model; options go into ARGS
 	$(BIN)/quire serve $(ARGS)
 
-check: lint test tools-check deploy-check ## lint, and run all tests that need neither browser nor helm
+check: lint test faults-check tools-check deploy-check ## lint, and run all tests that need neither browser nor helm
 
 test: .venv/installed model ## run the tests of the product
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix --ignore=tests/,acceptance browser deployment gpu_check wheel $(TOOL_TESTS)) $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix --ignore=tests/,acceptance browser deployment gpu_check wheel $(FAULTS) $(TOOL_TESTS)) $(ARGS)
+
+faults-check: .venv/installed model ## run the tests that kill, stop and cut off real services
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/$(FAULTS) $(ARGS)
 
 tools-check: .venv/installed model ## run the tests of benchmarks, simulation and the comparison of models
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix tests/,$(TOOL_TESTS)) $(ARGS)

@@ -86,7 +86,7 @@ READ = {
     "QUIRE_API_KEY": "the key is made up",
     "shmem_enabled": "changes the whole machine",
     "pgrep": "finds the process that the next command kills",
-    "kill": "tests/services/test_failover.py kills engines",
+    "kill": "tests/services/faults/test_failover.py kills engines",
     "acme/cmpl-7": "a tenant's request",
     "docker compose": "make compose-check runs it",
     "helm install": "make helm-check renders it",

@@ -18,7 +18,7 @@ from tests.running_quire import (
     RunningService,
     start_quire,
 )
-from tests.services.test_failures import assert_nothing_is_left
+from tests.services.faults.test_failures import assert_nothing_is_left
 
 
 def test_serve_stops_when_a_service_has_used_up_its_restarts(tiny_model: Callable[[str], Path]) -> None:

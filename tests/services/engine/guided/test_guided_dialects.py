@@ -82,7 +82,7 @@ TOOLS = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("calls", ONE_BY_ONE, ids=lambda calls: calls.name)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schema=TOOLS, seed=st.integers(0, 2**32))
 def test_calls_whose_arguments_stand_one_by_one_are_valid_under_drawn_schemas(
     walker: Walker, calls: CallFormat, schema: Any, seed: int
@@ -109,7 +109,7 @@ SIMPLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda calls: calls.name)
 def test_calls_of_every_form_end_and_are_valid(walker: Walker, calls: CallFormat) -> None:
-    assert sum(check_walks(walker, calls, SIMPLE, seed) for seed in range(10)) > 5
+    assert sum(check_walks(walker, calls, SIMPLE, seed) for seed in range(5)) > 2
 
 
 def begun(walker: Walker, grammar: decoding_pb2.ToolCallGrammar) -> tuple[ConstraintState, str]:
@@ -135,9 +135,9 @@ def test_calls_in_text_are_valid_in_every_form(walker: Walker, calls: CallFormat
     assert grammar
     state, beginning = begun(walker, grammar)
     source = random.Random(0)
-    rests = [walker.calls_from(state.copy(), source) for _ in range(20)]
+    rests = [walker.calls_from(state.copy(), source) for _ in range(8)]
     answers = [beginning + rest for rest in rests if rest is not None]
-    assert len(answers) > 5
+    assert len(answers) > 2
     check_answers(answers, calls, SIMPLE, is_held=False)
 
 
@@ -166,5 +166,4 @@ LONG = [
 def test_long_strings_and_many_arguments_do_not_exhaust_the_grammar(
     walker: Walker, calls: CallFormat, schema: Any
 ) -> None:
-    for seed in range(3):
-        check_walks(walker, calls, schema, seed)
+    check_walks(walker, calls, schema, seed=0)

@@ -12,7 +12,7 @@ from services.engine.metrics import REASONS
 from tests.faulty_memory import FaultyMemory
 from tests.running_quire import CALL_SECONDS, RunningQuire, start_quire
 from tests.scrape import Scrape
-from tests.services.test_kept_blocks import PROMPT, WHOLE, engine_metrics, kill_engine, request
+from tests.services.faults.test_kept_blocks import PROMPT, WHOLE, engine_metrics, kill_engine, request
 
 
 @pytest.fixture(scope="module")
