@@ -30,7 +30,7 @@ ON_A_GPU = PYTHONPATH=.:protos$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 BENCHMARKS := $(sort $(filter-out __init__,$(basename $(notdir $(wildcard bench/blocks/*.py bench/engine/*.py bench/serving/*.py)))))
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: help demo serve test faults-check tools-check deploy-check test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first gpu-compile dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
+.PHONY: help demo serve test faults-check gpu-path-check tools-check deploy-check test-half test-double fuzz mutants wheel fuzz-http npm-clients last-green acceptance browser-check screenshots helm helm-check helm-golden chart image sbom models compose-check alerts-check gpu-check gpu-first gpu-compile dry-gpu-check lint check proto dashboards rules papers amplification simulate simulate-all soak readme clean model
 
 help: ## list the targets
 	awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,13 +43,17 @@ demo: $(SERVICES) ## start all services on the demo model and show them at work
 serve: $(SERVICES) ## serve a model; options go into ARGS
 	$(BIN)/quire serve $(ARGS)
 
-check: lint test faults-check tools-check deploy-check ## lint, and run all tests that need neither browser nor helm
+check: lint test faults-check gpu-path-check tools-check deploy-check ## lint, and run all tests that need neither browser nor helm
 
 test: .venv/installed model ## run the tests of the product
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix --ignore=tests/,acceptance browser deployment gpu_check wheel $(FAULTS) $(TOOL_TESTS)) $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix --ignore=tests/,acceptance browser deployment gpu_check wheel $(FAULTS) $(TOOL_TESTS)) \
+		-m 'not gpu_path' $(ARGS)
 
 faults-check: .venv/installed model ## run the tests that kill, stop and cut off real services
 	$(BIN)/pytest $(SIDE_BY_SIDE) tests/$(FAULTS) $(ARGS)
+
+gpu-path-check: .venv/installed model ## run the tests of the GPU's path, in Triton's interpreter where there is no GPU
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/engine -m gpu_path $(ARGS)
 
 tools-check: .venv/installed model ## run the tests of benchmarks, simulation and the comparison of models
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix tests/,$(TOOL_TESTS)) $(ARGS)

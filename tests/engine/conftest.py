@@ -10,6 +10,20 @@ import torch
 from tests.engine.families import Checkpoint, Family, write_checkpoint
 
 
+# What runs in Triton's interpreter where there is no GPU, or compiles for one.
+_GPU_FOLDERS = {"gpu", "triton_kernels"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the GPU's path, which `make gpu-path-check` runs."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and (
+            "triton" in item.name or _GPU_FOLDERS.intersection(item.path.relative_to(here).parts)
+        ):
+            item.add_marker("gpu_path")
+
+
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     """Small models are slower on many threads, and other tests need the CPU."""

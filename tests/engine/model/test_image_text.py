@@ -26,7 +26,7 @@ from tests.engine_in_process import GREEDY, ModelEngine, loaded_model
 from tests.reference import near_ties, reference_model
 
 BLOCK_SIZE = 4
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 LENGTHS = (1, WINDOW + 1, 40, CONTEXT - MAX_TOKENS)
 FEW = 1
 CPU = torch.device("cpu")

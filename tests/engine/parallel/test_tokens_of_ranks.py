@@ -55,6 +55,7 @@ def test_two_ranks_have_the_tokens_of_one(folder: Path, requests: list[Request],
     assert engine.most_running == COUNT
 
 
+@pytest.mark.gpu_path
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="both ranks would use one GPU")
 def test_two_ranks_with_few_launches_have_the_tokens_of_one(folder: Path, requests: list[Request]) -> None:
     pytest.importorskip("triton")
@@ -67,7 +68,7 @@ def test_two_ranks_with_few_launches_have_the_tokens_of_one(folder: Path, reques
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the ranks would use one GPU")
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=pytest.mark.gpu_path), False])
 def test_three_ranks_with_parts_of_unequal_length_have_the_tokens_of_one(
     tmp_path: Path, requests: list[Request], *, fused: bool
 ) -> None:
