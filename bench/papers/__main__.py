@@ -21,14 +21,14 @@ from bench.papers.figure import Figure
 from bench.papers.figures import all_figures
 from bench.papers.picture import draw
 from bench.papers.results import publish, summary
-from bench.papers.rows import PaperRow, of_short_traces, stated
+from bench.papers.rows import BENCHMARK, PaperRow, of_short_traces, stated, without_verdict
 from bench.papers.simulation.cost_model import InvalidCostModel
 from bench.papers.simulation.run import simulate as run_simulation
 from bench.papers.simulation.scenario import COSTS, PREEMPTIONS, SYSTEMS, InvalidScenario, Scenario
 from bench.papers.simulation.traces import InvalidTrace
 from bench.papers.simulation.traces import missing as missing_files
 from bench.papers.store import Store
-from bench.report.targets import ROOT
+from bench.report.targets import RESULTS, ROOT
 
 _REFUSALS = (InvalidScenario, InvalidCostModel, InvalidTrace, DataMissing)
 _WIDTH = 160  # of tables that no terminal shows
@@ -59,8 +59,8 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, update:
     Results of a full run or an update go to bench/results and docs/images, others to build/papers.
     """
     chosen = [figure for figure in _chosen(only) if not quick or figure.cases(True) or not figure.cases(False)]
-    if update and quick:
-        raise click.UsageError("--update: short traces update no results")
+    if update:
+        _check_update(output or RESULTS, quick=quick)
     folder = output or (_BUILD / "quick" if quick or (only and not update) else None)
     _check_writable(folder or _BUILD)
     store = Store((output or _BUILD) / ("quick" if quick else "full"))
@@ -88,6 +88,13 @@ def figures(quick: bool, only: Sequence[str], again: bool, workers: int, update:
     sys.exit(bool(failed))
 
 
+def _check_update(folder: Path, *, quick: bool) -> None:
+    if quick:
+        raise click.UsageError("--update: short traces update no results")
+    if not (folder / f"{BENCHMARK}.json").exists():
+        raise click.UsageError(f"--update: {folder} has no {BENCHMARK}.json")
+
+
 def _check_data(cases: Sequence[Case]) -> None:
     """Refuse to begin what would fail after minutes for want of a file."""
     files = {file for case in cases for file in case.files}
@@ -100,10 +107,13 @@ def _check_data(cases: Sequence[Case]) -> None:
 
 
 def _rows(figure: Figure, values: Mapping[str, Values], *, quick: bool) -> list[PaperRow]:
-    """Return a figure's rows with their terms; those of a quick run's capacities are marked, and have no verdict."""
+    """Return a figure's rows with their terms; those of a quick run have no verdict, and its capacities are marked."""
     own = {case.name: values[case.name] for case in figure.cases(quick)}
     rows = [stated(row, own) for row in figure.rows(values)]
-    return list(map(of_short_traces, rows)) if quick and figure.of_capacities else rows
+    if not quick or not own:  # without cases it is arithmetic, which no trace makes quicker
+        return rows
+    unjudged = list(map(without_verdict, rows))
+    return list(map(of_short_traces, unjudged)) if figure.of_capacities else unjudged
 
 
 def _check_writable(folder: Path) -> None:
@@ -119,7 +129,11 @@ def _chosen(only: Sequence[str]) -> list[Figure]:
     known = {figure.name: figure for figure in all_figures()}
     if unknown := [name for name in only if name not in known]:
         raise click.UsageError(f"no figure {unknown[0]!r}: there are {', '.join(known)}")
-    return [known[name] for name in only] if only else [one for one in known.values() if not one.takes_hours]
+    return (
+        [known[name] for name in dict.fromkeys(only)]
+        if only
+        else [one for one in known.values() if not one.takes_hours]
+    )
 
 
 def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str, Values]) -> dict[str, Exception]:
@@ -134,7 +148,10 @@ def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str
                 failed[case.name] = found
             else:
                 values[case.name] = found
-                store.put(case, found)
+                try:
+                    store.put(case, found)
+                except OSError as error:  # a full disk; the next run computes the case again
+                    failed[case.name] = error
             progress.update(task, advance=1, description=case.name)
 
         run_cases(cases, workers, on_end)

@@ -21,12 +21,17 @@ def _run(cases: Sequence[Case], workers: int, on_end: OnEnd) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, workers), context, max_tasks_per_child=1) as executor:
         running = {executor.submit(_call, case): case for case in cases}
-        for future in as_completed(running):
-            failure = future.exception()
-            case = running[future]
-            if isinstance(failure, BaseException) and not isinstance(failure, Exception):
-                raise failure
-            on_end(case, failure if isinstance(failure, Exception) else future.result())
+        try:
+            for future in as_completed(running):
+                failure = future.exception()
+                if isinstance(failure, BaseException) and not isinstance(failure, Exception):
+                    raise failure
+                on_end(running[future], failure if isinstance(failure, Exception) else future.result())
+        except BaseException:  # Ctrl-C, perhaps of this process alone: nobody would keep what the others compute
+            executor.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def _call(case: Case) -> Values:

@@ -73,10 +73,15 @@ def stated(row: PaperRow, values: Mapping[str, Values]) -> PaperRow:
     return replace(row, terms=found)
 
 
+def without_verdict(row: PaperRow) -> PaperRow:
+    """Return the row of a quick run: on short traces and small measurements no target can be met or missed."""
+    return replace(row, target=None, met=None, reason=None)
+
+
 def of_short_traces(row: PaperRow) -> PaperRow:
     """Return the row of a quick run, whose name says that it is no capacity: queues have no time to grow."""
     mark = "too_high" if row.unit == "requests/s" else "of_short_traces"
-    return replace(row, metric=f"{row.metric}_{mark}", target=None, met=None, reason=None)
+    return replace(row, metric=f"{row.metric}_{mark}")
 
 
 def paper_value(figure: str, metric: str) -> float | None:

@@ -32,17 +32,17 @@ class Store:
         """Return the values of a case, None if they were not computed by this code."""
         try:
             found = json.loads(self._path(case).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.get("key") != _key(case):
             return None
         values: Values | None = found.get("values")
-        return values
+        return values if isinstance(values, dict) and values else None
 
     def put(self, case: Case, values: Values) -> None:
-        """Keep the values of a case."""
+        """Keep the values of a case. Other processes may keep theirs in the same folder. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path(case).with_suffix(".unfinished")
+        unfinished = self._path(case).with_suffix(f".{os.getpid()}.unfinished")
         unfinished.write_text(json.dumps({"key": _key(case), "values": values}))
         unfinished.replace(self._path(case))
 

@@ -9,7 +9,6 @@ import torch
 
 from tests.engine.families import Checkpoint, Family, write_checkpoint
 
-
 # What runs in Triton's interpreter where there is no GPU, or compiles for one.
 _GPU_FOLDERS = {"gpu", "triton_kernels"}
 

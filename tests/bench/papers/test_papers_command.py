@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -25,6 +28,7 @@ from bench.papers.store import Store, code_digest
 from bench.report.targets import ROOT, targets
 from bench.report.terms import Terms, UnequalTerms
 from tests.bench.papers.papers_data import write_traces
+from tests.faults import wait_until
 
 SCENARIO = {
     "system": "paged",
@@ -70,6 +74,9 @@ def test_a_quick_figure_is_computed_once_and_drawn(tmp_path: Path) -> None:
     assert rows["figure_2_paged_tokens_share"]["terms"]["simulated"]["work"] == "figure_2"
     assert "engine/schedule" in rows["figure_2_paged_tokens_share"]["code"]
     assert (output / "papers-figure_2.png").stat().st_size > 10_000
+    assert {row["figure"] for row in result["rows"] if row["target"] is not None} == {"table_1"}, (
+        "which is no quick run"
+    )
     assert papers(data, *arguments).returncode == 0
     assert json.loads((output / "papers.json").read_text())["computed_cases"] == 0
 
@@ -95,6 +102,28 @@ def test_a_quick_capacity_is_marked_as_too_high_and_has_no_verdict(tmp_path: Pat
     assert all(row["target"] is row["met"] is None for row in rows.values())
     assert "True" not in done.stdout
     assert "False" not in done.stdout
+
+
+def test_an_update_needs_results_to_keep(tmp_path: Path) -> None:
+    done = in_process(tmp_path, "figures", "--only", "table_1", "--update", "--output", str(tmp_path))
+    assert done.exit_code == 2
+    assert "has no papers.json" in " ".join(done.stderr.split())
+
+
+def test_a_figure_that_is_named_twice_has_its_rows_once(tmp_path: Path) -> None:
+    done = in_process(tmp_path, "figures", *("--only", "table_1") * 2, "--output", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    metrics = [row["metric"] for row in json.loads((tmp_path / "papers.json").read_text())["rows"]]
+    assert len(set(metrics)) == len(metrics)
+
+
+def test_a_case_that_cannot_be_kept_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    data, output = write_traces(tmp_path), tmp_path / "output"
+    (output / "quick" / "figure_18b_sharegpt_16.json").mkdir(parents=True)
+    done = in_process(data, "figures", "--quick", "--only", "figure_18b", "--output", str(output))
+    assert done.exit_code == 1
+    assert "figure_18b_sharegpt_16: IsADirectoryError" in done.stdout
+    assert (output / "quick" / "figure_18b_alpaca_16.json").is_file()
 
 
 def test_an_update_needs_whole_traces(tmp_path: Path) -> None:
@@ -180,6 +209,24 @@ def test_cases_run_in_processes_of_their_own_and_timed_ones_last() -> None:
     assert str(found["b"]) == "no 3"
 
 
+def endless() -> dict[str, int]:
+    while True:
+        time.sleep(1)
+
+
+def test_an_interrupt_of_the_process_alone_ends_it_and_its_cases() -> None:
+    program = "from bench.papers.case import Case; from bench.papers.execution import run_cases; "
+    program += "from tests.bench.papers.test_papers_command import endless; "
+    program += "run_cases([Case(str(one), endless, {}) for one in range(9)], 2, print)"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        children = psutil.Process(process.pid).children
+        wait_until(lambda: len(children()) >= 2, "two cases run")
+        cases = children()
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    assert psutil.wait_procs(cases, timeout=30)[1] == []
+
+
 def test_values_are_kept_for_the_same_arguments_and_traces_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +241,9 @@ def test_values_are_kept_for_the_same_arguments_and_traces_only(
 
 def test_a_broken_file_of_values_is_computed_again(tmp_path: Path) -> None:
     store, case = Store(tmp_path), Case("one", simulate, {})
-    for text in ("", "{", "[]", "{}"):
+    store.put(case, {"steps": 3})
+    whole = (tmp_path / "one.json").read_text()
+    for text in ("", "{", "[]", "{}", "[" * 100_000, whole.replace('{"steps": 3}', '"x"')):
         (tmp_path / "one.json").write_text(text)
         assert store.find(case) is None
 
@@ -292,8 +341,7 @@ def test_the_table_of_the_page_shows_large_deviations_in_bold(tmp_path: Path) ->
 
 
 def test_the_page_explains_every_figure_that_deviates_by_more_than_ten_per_cent() -> None:
-    page = (ROOT / "docs" / "papers.md").read_text()
-    explained = page.split("**Deviations over 10 %**")[1].split("**Your own scenario**")[0]
-    headings = {name for bold in re.findall(r"^\* \*\*(.+?)\*\*", explained, re.MULTILINE) for name in bold.split(", ")}
+    page = (ROOT / "docs" / "deviations.md").read_text()
+    headings = {name for bold in re.findall(r"^\* \*\*(.+?)\*\*", page, re.MULTILINE) for name in bold.split(", ")}
     deviating = {name_of(figure).split()[0] for figure in large_deviations(read()["rows"])}
     assert deviating - {heading.split()[0] for heading in headings} == set()
