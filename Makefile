@@ -49,7 +49,7 @@ test: .venv/installed model ## run the tests of the product
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix --ignore=tests/,acceptance browser deployment gpu_check wheel $(FAULTS) $(TOOL_TESTS)) \
 		-m 'not gpu_path' $(ARGS)
 
-faults-check: .venv/installed model ## run the tests that kill, stop and cut off real services
+faults-check: .venv/installed model ## run the tests that kill, cut off, overload and attack real services
 	$(BIN)/pytest $(SIDE_BY_SIDE) tests/$(FAULTS) $(ARGS)
 
 gpu-path-check: .venv/installed model ## run the tests of the GPU's path, in Triton's interpreter where there is no GPU

@@ -1,6 +1,6 @@
 """Attacks on a gateway with HTTPS and API keys, while the stream of another tenant continues undisturbed.
 
-Attacks over gRPC are in tests/services/test_attacks.py. Attacks that need no keys are in test_bounds.py.
+Attacks over gRPC are in tests/services/faults/test_attacks.py. Attacks that need no keys are in test_bounds.py.
 """
 
 import base64
