@@ -21,6 +21,7 @@ _RATES = {"sharegpt": 1.9, "alpaca": 30.0}  # requests a second
 _BEST = {"sharegpt": (16, 128), "alpaca": (16, 32)}  # the smallest and the largest block size that the paper found best
 _DRAINED = 60.0  # seconds per token: a limit that no run reaches, so that all requests end
 _QUICK_SECONDS = 40
+_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2)  # ticks of an axis of latencies
 # Ways to recover a preempted request in figure 19b, and the pieces in which a block is copied.
 _RECOVERIES: dict[str, dict[str, Any]] = {
     "recompute": {"preemption": "recompute"},
@@ -97,6 +98,9 @@ def _draw_18b(axes: Sequence[Any], values: Mapping[str, Values]) -> None:
         panel.axvspan(*spans, color=OTHER, alpha=0.5, zorder=0, label="best sizes in the paper")
         panel.set_title(f"{'ShareGPT' if workload == 'sharegpt' else 'Alpaca'}, {_RATES[workload]:g} requests/s")
         panel.set_yscale("log")
+        panel.set_yticks(_SECONDS, map(str, _SECONDS))
+        panel.tick_params(axis="y", which="minor", left=False, labelleft=False)
+        panel.set_ylim(min(latencies.values()) / 1.2, max(latencies.values()) * 1.2)
         panel.legend(loc="upper left", fontsize=7.5)
 
 

@@ -15,7 +15,7 @@ _MIB = 1024 * 1024
 _FIGURE_1, _FIGURE_2, _OVERHEAD = "flex_figure_1", "flex_figure_2", "flex_memory_overhead"
 _WAYS = {"paged": ("in blocks", QUIRE), "default": ("transformers' default", PEER)}
 _MIXES = {"mixed": "256, 512, ..., 4,096", "any": "any of 256 to 4,096"}
-_NEEDED = {"of_tokens": "over computed tokens", "of_sequences": "over these and running prompts"}
+_NEEDED = {"of_tokens": "over computed tokens", "of_sequences": "over whole running prompts"}
 
 Cases = Mapping[str, Values]
 

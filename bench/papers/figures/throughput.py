@@ -282,7 +282,7 @@ FIGURES = (
     ),
     _make(
         "figure_14",
-        "Figure 14: parallel sampling and beam search, simulated",
+        "Figure 14: parallel sampling and beam search, simulated (dots on the dotted limit: sustained rates)",
         FIGURE_14,
         _rows_14,
         (11, 6.4),
@@ -299,7 +299,7 @@ FIGURES = (
     ),
     _make(
         "figure_17",
-        "Figure 17: chat, simulated",
+        "Figure 17: chat, simulated (dots on the dotted limit: sustained rates)",
         FIGURE_17,
         _rows_17,
         (11, 3.4),
