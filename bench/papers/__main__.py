@@ -129,11 +129,7 @@ def _chosen(only: Sequence[str]) -> list[Figure]:
     known = {figure.name: figure for figure in all_figures()}
     if unknown := [name for name in only if name not in known]:
         raise click.UsageError(f"no figure {unknown[0]!r}: there are {', '.join(known)}")
-    return (
-        [known[name] for name in dict.fromkeys(only)]
-        if only
-        else [one for one in known.values() if not one.takes_hours]
-    )
+    return [known[name] for name in dict.fromkeys(only or known)]
 
 
 def _compute(cases: Sequence[Case], workers: int, store: Store, values: dict[str, Values]) -> dict[str, Exception]:

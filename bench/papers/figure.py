@@ -13,7 +13,7 @@ class Figure(NamedTuple):
     `name` is a Python identifier, such as `figure_18a`, and begins the names of its cases and rows. `cases` receives
     whether it is a quick run. `panels` and `inches` (width, height) are those of the picture, `seen` its alternative
     text. A figure of several rows of panels has them in reading order. Those `of_capacities` have rates that a system
-    sustains, which short traces make too high. One that `takes_hours` is computed only where it is named.
+    sustains, which short traces make too high.
     """
 
     name: str
@@ -25,4 +25,3 @@ class Figure(NamedTuple):
     inches: tuple[float, float]
     seen: str
     of_capacities: bool = False
-    takes_hours: bool = False

@@ -26,9 +26,12 @@ STEADY = 256  # "Steady-state decode rate averaged over the final 256 tokens"
 _FIRST_PROMPT = 16
 
 
-def one_sequence(tokens: int, lengths: Sequence[int], page_size: int) -> Values:
-    """Generate one sequence of `tokens` tokens; return the seconds of the last 256 before each length."""
-    parts = long_parts(tokens, page_size)
+def one_sequence(tokens: int, lengths: Sequence[int], page_size: int, layers: int) -> Values:
+    """Generate one sequence of `tokens` tokens; return the seconds of the last 256 before each length.
+
+    With `layers`, 0 for all of them, the model has its first ones only, so that hours become minutes.
+    """
+    parts = long_parts(tokens, page_size, layers=layers)
     engine, text = engine_of(parts), _text(parts, _FIRST_PROMPT)
     decode(engine, Request("warm", text, GREEDY, Stopping(4)))
     begun = perf_counter()

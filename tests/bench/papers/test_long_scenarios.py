@@ -20,10 +20,10 @@ def rows(name: str, values: Mapping[str, Values]) -> dict[str, float | None]:
 
 @pytest.mark.usefixtures("demo_model")
 def test_a_sequence_has_the_seconds_of_the_last_tokens_before_each_length() -> None:
-    values = long_scenarios.one_sequence(60, [30, 60], 64)
+    values = long_scenarios.one_sequence(60, [30, 60], 64, layers=3)
     assert {length: len(seconds) for length, seconds in values["seconds"].items()} == {"30": 13, "60": 43}
     assert sum(values["seconds"]["60"]) < values["total_seconds"]
-    assert values["kv_bytes"] == 64 * 30 * 2 * 3 * 64 * 2
+    assert values["kv_bytes"] == 64 * 3 * 2 * 3 * 64 * 2
     assert values["terms"]["weights"] == "bfloat16"
 
 
