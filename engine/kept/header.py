@@ -17,8 +17,8 @@ MAGIC = b"\x93quire kept blocks\n"
 HEADER_BYTES = 4096
 """The size of a header, a page."""
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-"""The size of an element, by the names that torch has for the cache's types."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int64": 8}
+"""The size of an element, by the names that torch has for types of caches, and of the blocks of simulations."""
 
 # Large pages, of hugetlbfs and of shared memory.
 _LARGE_PAGE = 2 << 20
