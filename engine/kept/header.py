@@ -18,7 +18,7 @@ HEADER_BYTES = 4096
 """The size of a header, a page."""
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int64": 8}
-"""The size of an element, by the names that torch has for types of caches, and of the blocks of simulations."""
+"""The size of an element, by the names that torch has for its types: those of caches, and one of plain numbers."""
 
 # Large pages, of hugetlbfs and of shared memory.
 _LARGE_PAGE = 2 << 20
