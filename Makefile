@@ -18,8 +18,8 @@ HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 # What `make image` builds, and `make sbom` reads.
 IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
-# Of what measures and checks the product from outside.
-TOOL_TESTS := bench model_types simulation
+# Of what measures, checks and documents the product from outside.
+TOOL_TESTS := bench model_types simulation test_documented_commands.py
 FAULTS := services/faults
 # The checks beyond `make check` keep the commit at which they passed last, unless ARGS chooses some of their tests.
 KEEPING = $(if $(ARGS),,$(BIN)/python -m tests.last_green $@)
@@ -55,7 +55,7 @@ faults-check: .venv/installed model ## run the tests that kill, cut off, overloa
 gpu-path-check: .venv/installed model ## run the tests of the GPU's path, in Triton's interpreter where there is no GPU
 	$(BIN)/pytest $(SIDE_BY_SIDE) tests/engine -m gpu_path $(ARGS)
 
-tools-check: .venv/installed model ## run the tests of benchmarks, simulation and the comparison of models
+tools-check: .venv/installed model ## run the tests of benchmarks, simulation, comparison of models and documented commands
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix tests/,$(TOOL_TESTS)) $(ARGS)
 
 deploy-check: .venv/installed model ## run the tests of alerts, dashboards and the compose file
