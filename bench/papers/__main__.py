@@ -41,7 +41,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="Short traces and small measurements: minutes instead of an hour.")
+@click.option("--quick", is_flag=True, help="Short traces and small measurements: minutes instead of hours.")
 @click.option("--only", multiple=True, help="Name of a figure, such as figure_12; may be given several times.")
 @click.option("--again", is_flag=True, help="Compute everything anew.")
 @click.option(
