@@ -158,8 +158,9 @@ def _draw_fused(panels: Sequence[Any], values: Cases) -> None:
             speeds = {int(length): [1 / one for one in times] for length, times in seconds[way].items()}
             text = f"pages of {size}" if way == "paged" else f"torch's fused attention, beside pages of {size}"
             _line(panels[0], text, size, speeds, style)
-    panels[0].axvline(2_048, color=TARGET, linestyle=":", linewidth=1)
+    panels[0].axvline(2_048, color=TARGET, linestyle=":", linewidth=1, label="longest context in the paper")
     _label(panels[0], "tokens per second")
+    panels[0].legend(loc="upper right", fontsize=8)
 
 
 FIGURES = (
