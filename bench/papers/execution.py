@@ -20,8 +20,8 @@ def run_cases(cases: Sequence[Case], workers: int, on_end: OnEnd) -> None:
 def _run(cases: Sequence[Case], workers: int, on_end: OnEnd) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, workers), context, max_tasks_per_child=1) as executor:
-        running = {executor.submit(_call, case): case for case in cases}
         try:
+            running = {executor.submit(_call, case): case for case in cases}
             for future in as_completed(running):
                 failure = future.exception()
                 if isinstance(failure, BaseException) and not isinstance(failure, Exception):

@@ -223,7 +223,10 @@ def test_an_interrupt_of_the_process_alone_ends_it_and_its_cases() -> None:
         wait_until(lambda: len(children()) >= 2, "two cases run")
         cases = children()
         process.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+        try:
+            assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert psutil.wait_procs(cases, timeout=30)[1] == []
 
 
