@@ -12,8 +12,8 @@ class Figure(NamedTuple):
 
     `name` is a Python identifier, such as `figure_18a`, and begins the names of its cases and rows. `cases` receives
     whether it is a quick run. `panels` and `inches` (width, height) are those of the picture, `seen` its alternative
-    text. A figure of several rows of panels has them in reading order. Those `of_capacities` have rates that a system
-    sustains, which short traces make too high.
+    text. Panels in several rows are numbered in reading order. Figures `of_capacities` show the rates that systems
+    sustain, which short traces make too high.
     """
 
     name: str

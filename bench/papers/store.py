@@ -1,4 +1,4 @@
-"""Keeps the values of computed cases, so that `make papers` continues where it stopped.
+"""A store of the values of computed cases, with which `make papers` continues where it stopped.
 
 A value is valid for its arguments, for the traces and recorded searches that it reads, and for the code that computed
 it: a change of more than comments and docstrings computes it anew.

@@ -18,7 +18,7 @@ _BOUNDED = 512  # the latency is compared with its limit every so many steps
 
 
 class Simulated(NamedTuple):
-    """What one simulated run measured.
+    """The results of one simulated run.
 
     `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
     the mean number of running requests over time. `shares` are means over all steps, none with a limit, which asks for

@@ -171,14 +171,14 @@ class MemoryFile:
 
 
 def create_memory_file(name: str) -> int:
-    """Return the descriptor of a memory file without content; whoever holds it, keeps it."""
+    """Return the descriptor of an empty memory file, which exists while a process has a descriptor of it."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.fchmod(descriptor, _PRIVATE)
     return descriptor
 
 
 def path_of(descriptor: int) -> Path:
-    """Return a path at which other processes of the same user open a descriptor of this one anew."""
+    """Return a path by which other processes of the same user can open the file of a descriptor of this process."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 

@@ -115,7 +115,7 @@ class _TierRows:
         self._memory[at : at + self._size] = checksum_of(said, ROW_FORMAT).to_bytes(_CHECKSUM_BYTES, "little") + said
 
     def read(self, block: int, key: bytes) -> OriginFields | None:
-        """Return the origin of a key, None if the row is not that of the key."""
+        """Return the origin of a key, or None if the row belongs to another key."""
         at = block * self._size
         checksum = int.from_bytes(self._memory[at : at + _CHECKSUM_BYTES], "little")
         said = bytes(self._memory[at + _CHECKSUM_BYTES : at + self._size])
