@@ -97,7 +97,7 @@ last-green: .venv/installed ## print at which commit acceptance, wheel, and the 
 	$(BIN)/python -m tests.last_green
 
 acceptance: .venv/installed model ## run slow scenarios after changes of the product, LONG=1 for hours; passed tests are not repeated
-	QUIRE_LONG=$(LONG) $(KEEPING) $(BIN)/pytest tests/acceptance --timeout=3600 $(ARGS)
+	QUIRE_LONG=$(LONG) $(KEEPING) $(BIN)/pytest -n 2 --dist loadfile tests/acceptance --timeout=3600 $(ARGS)
 
 browser-check: .venv/installed ## test the pages in a real browser after changes of pages/; needs chromium
 	command -v "$${CHROMIUM:-chromium}" >/dev/null || \

@@ -42,7 +42,6 @@ if find_spec("hypothesis") is None:
 import hypothesis
 
 from services.models.model_store import default_cache, resolve
-from tests.tiny_models import make_tiny_model
 
 # The time of an example depends on the machine more than on the code.
 hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -91,6 +90,8 @@ def demo_model() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes a tiny random checkpoint with a tokenizer, one of those of tests/tiny_models.py."""
+    from tests.tiny_models import make_tiny_model  # imports transformers
+
     folders: dict[str, Path] = {}
 
     def make(family: str) -> Path:

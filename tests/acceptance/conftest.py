@@ -10,6 +10,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def _case(item: pytest.Item) -> str:
     return item.nodeid.removeprefix("tests/acceptance/")
 
 
+@cache
 def _code(test_file: Path) -> str:
     """Hash the test, its shared modules and every source file that can change its result."""
     digest = hashlib.sha256(test_file.read_bytes())
