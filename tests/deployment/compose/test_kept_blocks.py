@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -102,7 +103,8 @@ def test_blocks_of_killed_engines_are_there_when_they_return(stack: Stack, kill:
 
 
 def test_each_engine_has_a_file_that_no_other_service_can_read(stack: Stack) -> None:
-    names = {docker("exec", one, "hostname").strip() for one in stack.containers("engine")}
+    hosts = (docker("exec", one, "hostname").strip() for one in stack.containers("engine"))
+    names = {quote(f"{host}:0.0.0.0:50052", safe="") for host in hosts}
     found = stack.run_inside("engine", "find", FOLDER, "-type", "f", "-printf", "%f %m %u\n").stdout.splitlines()
     assert {line.split()[0] for line in found} == {f"{name}.blocks" for name in names}
     assert {tuple(line.split()[1:]) for line in found} == {("600", "quire")}
