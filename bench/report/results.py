@@ -1,7 +1,7 @@
 """Results of a benchmark: its rows with the machine, the versions and the commit.
 
-Needs the standard library only, so that it runs on a GPU machine with few packages. The table is plain text without
-rich, and in a file; without matplotlib no picture is drawn.
+Needs only the standard library, because GPU machines may have few packages. The table is plain text where rich is not
+installed or the output is a file. Without matplotlib no picture is drawn.
 """
 
 import importlib.util
@@ -120,7 +120,7 @@ def publish(
 
 
 def judged(benchmark: str, rows: Iterable[Row], repetitions: int, *, dry: bool = False) -> list[Row]:
-    """Return the rows with their verdicts, to which the conditions of this run belong. A dry run is of no commit."""
+    """Return the rows with their verdicts, which depend on the conditions of this run too. A dry run has no commit."""
     run = Run(None if dry else _where(device_of(benchmark))["commit"], repetitions, _FOREIGN_CPU.most)
     group = targets().get(benchmark, {})
     return [_judged(one, group.get(one.metric), run) for one in rows]
@@ -196,7 +196,7 @@ def repeated(count: int, title: str, *, warm_up: bool = True) -> Iterator[int]:
 def in_turn(names: Sequence[str], number: int) -> list[str]:
     """Return names in their order in repetition `number`: another one is first each time, and each other one reversed.
 
-    So no program always runs first, or always after the same one.
+    So the order favours no program.
     """
     begin = number % len(names)
     turned = [*names[begin:], *names[:begin]]

@@ -1,7 +1,7 @@
 """The peak memory of one sequence at several lengths, with its cache in blocks and with transformers' default cache.
 
-Both compute the prompt in one step, then decode the end of the sequence. The process is fresh, and its memory is
-compared with that of the warm model before the sequence.
+Both compute the prompt in one step and then decode the last tokens of the sequence. Each measurement runs in a new
+process. The model first runs on a short text; the memory resident after that is recorded as the model's.
 """
 
 import random

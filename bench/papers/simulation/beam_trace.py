@@ -1,10 +1,10 @@
 """The parents of beams, recorded from beam searches of a real model and replayed in simulations.
 
-`python -m bench.papers.record_searches` records them anew into `beam_trace.json`: for each width and search a text of
-digits, `width` for each step. Digit j of a step is the parent of beam j: its number among the beams before.
+`python -m bench.papers.record_searches` writes `beam_trace.json`: one string of digits for each search of each width,
+with `width` digits a step. Digit j of a step is the parent of beam j, as a number among the beams of the step before.
 
-A replayed beam is a node: a search, a step and a number. Its token is the node's id, so a beam's last token says which
-node it is, whichever sequence holds it.
+Each replayed beam is a node: one beam of one step of a recorded search. Its last token is the node's id, so the token
+identifies the node whichever sequence holds it.
 """
 
 import json
@@ -47,7 +47,7 @@ class RecordedSearches:
         return [self._node(number % self._count, 0, beam) for beam in range(self.width)]
 
     def children(self, node: int) -> Sequence[int]:
-        """Return the nodes that continue a node, none if it is pruned.
+        """Return the nodes that continue a node, or none if no beam continued it.
 
         The last step of a search is followed by a later step of the next search, whose beams it takes for its own.
         """
