@@ -6,12 +6,12 @@ Every command has the options, so that gRPC is imported only where a connection 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from services.cli.options import together
+from services.runtime import bounded_file
 from services.runtime.addresses import check_server_address
 from services.runtime.ports import GATEWAY, KVMANAGER, local
 from services.runtime.settings import InvalidSetting
@@ -33,6 +33,9 @@ _KEY_OPTIONS = (
     ("--api-key", "API_KEY", "API key. Other users can see a command line: prefer the environment."),
     ("--api-key-file", "API_KEY_FILE", "File that holds the API key."),
 )
+# A device may never end; services bound messages themselves, more narrowly.
+_MOST_CHARACTERS = 64 << 20
+_MOST_KEY_BYTES = 1 << 16
 _INSTANCE = "Name of the `quire serve` on this machine to call, if no address is given."
 _NEEDED = (
     ("certificate", "private_key"),
@@ -144,11 +147,13 @@ def _check_encodable(name: str, text: str) -> None:
 
 
 def read_text(name: str, source: TextIO) -> str:
-    """Read a stream to its end. Raises click.UsageError, with its name, unless it is UTF-8 text."""
+    """Read a stream to its end. Raises click.UsageError, with its name, unless it is UTF-8 text of bounded length."""
     try:
-        text = source.read()
+        text = source.read(_MOST_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{name} must be UTF-8 text: {error.reason} at byte {error.start}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise click.UsageError(f"{name} must have at most {_MOST_CHARACTERS} characters")
     _check_encodable(name, text)
     return text
 
@@ -186,7 +191,7 @@ def _api_key(given: str, file: str) -> str:
     if given and file:
         raise click.UsageError("give either --api-key or --api-key-file, not both, also in the environment")
     try:
-        key = Path(file).read_text(encoding="utf-8").strip() if file else given.strip()
+        key = bounded_file.read_text(file, _MOST_KEY_BYTES).strip() if file else given.strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--api-key-file cannot be read: {error}") from error
     if not (key.isascii() and key.isprintable()):

@@ -7,7 +7,6 @@ Each line is an object with a `name`, one of `text`, `chat` (a list of objects w
 import json
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
@@ -16,10 +15,12 @@ from quire.v1 import gateway_pb2
 from services.gateway.administration import FleetAdministration
 from services.gateway.fleet.engine_link import EngineLink
 from services.gateway.request_checks import check_prompt
+from services.runtime.bounded_file import read_text
 from services.runtime.errors import ServiceError
 from services.runtime.settings import InvalidSetting
 
 _KINDS = ("text", "chat", "token_ids")
+_MOST_BYTES = 256 << 20
 
 log = logging.getLogger("quire.gateway")
 
@@ -29,7 +30,7 @@ def read(path: str) -> list[gateway_pb2.PinPrompt]:
     if not path:
         return []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, _MOST_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"pinned_prompts: cannot read {path!r}: {error}") from error
     prompts: dict[str, gateway_pb2.PinPrompt] = {}

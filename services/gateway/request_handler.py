@@ -218,6 +218,11 @@ class RequestHandler:
         self._observer.on_inventory(Inventory(self._fleet.engines(), models, tenants.tenant_names(), usable), now)
         tenants.prune(now)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are rejected."""
+        return self._draining
+
     async def drain(self) -> None:
         """Reject new requests. Return when none is in flight and clients have stopped sending, or should have."""
         self._draining = True

@@ -194,6 +194,60 @@ def test_a_refused_message_is_shown_with_the_reason_and_comes_back_as_draft(page
     assert page.evaluate("() => window.chatPage.conversation.length") == 0
 
 
+def test_a_new_chat_before_the_first_token_is_empty(page: Watched) -> None:
+    send(page)
+    page.wait_for("() => window.chatPage.conversation.length === 2")
+    page.page.route(CHATS, lambda _route: None)  # no token arrives
+    page.expected = ("404",)
+    send(page, "And of mountains")
+    page.wait_for("() => window.chatPage.conversation.length === 3")
+    page.page.click("#new")
+    page.page.wait_for_selector("#send >> text=send")
+    assert page.evaluate("() => window.chatPage.conversation") == []
+    assert page.page.input_value("#draft") == ""
+    page.page.unroute(CHATS)
+    send(page)
+    page.wait_for("() => window.chatPage.conversation.length === 2")
+
+
+def test_a_draft_is_counted_with_all_that_its_request_would_have(page: Watched) -> None:
+    call = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": "{}"}}
+    answer_with(page, scripted({"tool_calls": [call]}, end="tool_calls"))
+    counted: list[dict[str, Any]] = []
+
+    def count(route: "Route") -> None:
+        counted.append(route.request.post_data_json)
+        route.fulfill(status=200, json={"count": 10 * len(counted)})
+
+    page.page.route("**/tokenize", count)
+    page.page.click("#options summary")
+    send(page, "The weather?")
+    page.page.wait_for_selector(".results")
+    page.page.fill("#draft", DRAFT)
+    shows = "text => document.querySelector('#planned').textContent.includes(text)"
+    page.wait_for(shows, "a prompt of 10 tokens")
+    assert [one["role"] for one in counted[0]["messages"]] == ["user", "assistant", "tool", "user"]
+    page.page.select_option("#thinking", "true")
+    page.wait_for(shows, "a prompt of 20 tokens")
+    assert counted[1]["chat_template_kwargs"] == {"enable_thinking": True}
+    page.page.fill("#system", "Be brief")
+    page.page.press("#system", "Tab")
+    page.wait_for(shows, "a prompt of 30 tokens")
+    assert counted[2]["messages"][0] == {"role": "system", "content": "Be brief"}
+    page.page.click("#example")
+    page.wait_for(shows, "a prompt of 40 tokens")
+    assert [one["function"]["name"] for one in counted[3]["tools"]] == ["get_weather"]
+
+
+def test_an_api_key_that_no_header_can_hold_is_refused_with_the_reason(page: Watched) -> None:
+    page.page.click("#options summary")
+    page.page.fill("#key", "\u65e5\u672c")
+    page.page.press("#key", "Tab")
+    page.page.wait_for_selector("#status >> text=the API key is not valid")
+    send(page)
+    page.page.wait_for_selector(".message.error >> text=the API key must be printable ASCII.")
+
+
 @pytest.fixture
 def keyed_url(quire: RunningQuire, tmp_path: Path) -> Iterator[str]:
     """The page of a gateway that needs API keys, at the same engine."""

@@ -28,6 +28,8 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 # Clocks differ: new certificates are valid for clocks that are behind, too.
 _EARLIER = timedelta(hours=1)
+# Of DNS, perhaps a wildcard.
+_HOST = re.compile(r"(\*\.)?[a-zA-Z0-9_]([\w-]{0,61}\w)?(\.[a-zA-Z0-9_]([\w-]{0,61}\w)?)*\.?", re.ASCII)
 _SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -187,9 +189,12 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
-        return x509.DNSName(host.encode("idna").decode())
+        name = host.encode("idna").decode()
     except UnicodeError as error:
         raise InvalidSetting(f"host is {host!r}, it must be a name or an address: {error}") from error
+    if not _HOST.fullmatch(name):
+        raise InvalidSetting(f"host is {host!r}, it must be a name or an address")
+    return x509.DNSName(name)
 
 
 def _read(path: Path) -> x509.Certificate:

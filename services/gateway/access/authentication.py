@@ -4,15 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from services.gateway.access.api_keys import ApiKeys, parse
 from services.gateway.access.callers import ANONYMOUS, Caller
 from services.gateway.access.tenants import Tenants
+from services.runtime.bounded_file import read_text
 from services.runtime.file_version import version_of
 from services.runtime.settings import InvalidSetting
 
 _POLL_SECONDS = 1.0
+_MOST_BYTES = 16 << 20
 
 log = logging.getLogger("quire.gateway")
 
@@ -65,7 +66,7 @@ class Authentication:
 def read(path: str) -> ApiKeys:
     """Read a file of keys. Raises InvalidSetting."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, _MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"api_keys: cannot read {path!r}: {error}") from error
     return parse(text, path)

@@ -84,8 +84,9 @@ def tensor_headers(path: Path) -> dict[str, TensorHeader]:
     content, size = _header(path)
     try:
         declared: Any = from_json(content)
-        if isinstance(declared, dict):
-            declared.pop(_ABOUT, None)
+        if not isinstance(declared, dict):
+            raise InvalidModelFile(f"{path.name} has a damaged header: it is no JSON object")
+        declared.pop(_ABOUT, None)
         entries = _ENTRIES.validate_python(declared, strict=False)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))

@@ -6,17 +6,18 @@ Source: ZeroMQ's RFC 26 (CurveZMQ), 27 (ZAP) and 32 (Z85).
 
 import logging
 import struct
-from pathlib import Path
 from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
 
+from services.runtime.bounded_file import read_text
 from services.runtime.file_version import version_of
 from services.runtime.settings import InvalidSetting
 
 _KEY_CHARACTERS, _KEY_BYTES = 40, 32
 _COMMENT = "#"
+_MOST_BYTES = 1 << 20
 
 log = logging.getLogger("quire.engine")
 
@@ -50,7 +51,7 @@ def read_key(name: str, path: str) -> bytes:
 def read_keys(name: str, path: str) -> list[bytes]:
     """Read the keys of a file. Raises InvalidSetting."""
     try:
-        lines = Path(path).read_text(encoding="ascii").splitlines()
+        lines = read_text(path, _MOST_BYTES, "ascii").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidSetting(f"{name} cannot be read: {path!r}: {reason}") from error

@@ -39,7 +39,7 @@ class BlockWatches:
         """Yield what a request of the caller's tenant holds, whenever that changes, until the request ends.
 
         Raises HttpError if no such request arrives or it is watched already, Overloaded if too many are watched, and
-        Unavailable without a KV manager. Later failures of the KV manager are events.
+        Unavailable without a KV manager or at a gateway that drains. Later failures of the KV manager are events.
         """
         managers = self._managers
         if managers is None:
@@ -78,6 +78,8 @@ class BlockWatches:
     async def _arrival(self, caller: Caller, request_id: str) -> None:
         deadline = _now() + _ARRIVAL_SECONDS
         while not self._handler.is_live(caller, request_id):
+            if self._handler.is_draining:  # the request would be rejected; an open watch would delay the end
+                raise Unavailable("the gateway is draining")
             if _now() >= deadline:
                 message = "no request with this id runs at this gateway"
                 raise HttpError(HTTPStatus.NOT_FOUND, message, "request_not_found")

@@ -121,6 +121,9 @@ def test_a_certificate_lasts_no_longer_than_its_authority(tmp_path: Path) -> Non
         (("--host", "engine"), "host is 'engine', it must be SERVICE=HOST"),
         (("--host", "other=e"), "host is 'other=e', it must be SERVICE=HOST"),
         (("--host", "engine=a..b"), "host is 'a..b', it must be a name or an address"),
+        (("--host", "engine=a b"), "host is 'a b', it must be a name or an address"),
+        (("--host", "engine=-a"), "host is '-a', it must be a name or an address"),
+        (("--host", "engine=a/b"), "host is 'a/b', it must be a name or an address"),
     ],
 )
 def test_an_invalid_certificate_request_is_refused_and_writes_no_file(

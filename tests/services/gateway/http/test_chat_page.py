@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -230,3 +230,20 @@ def test_a_gateway_serves_no_page_by_default_and_no_blocks_without_a_kv_manager(
             refused = client.get(f"/chat/blocks/{new_id()}")
             assert refused.status_code == (404 if expected == 404 else 503)
     assert "has no KV manager" in refused.json()["error"]["message"]
+
+
+def test_a_gateway_that_drains_ends_watches_of_requests_that_have_not_arrived(
+    tiny_quire: RunningQuire, service: Callable[..., RunningService]
+) -> None:
+    addresses = ("--engines", tiny_quire.addresses["engine"], "--kvmanager", tiny_quire.addresses["KV manager"])
+    gateway = service(*GATEWAY, *addresses)
+    gateway.output.wait_for("gateway is ready")
+    url = message_of(gateway.output.wait_for("listens for HTTP at ")).split(" at ")[1]
+    path = f"/chat/blocks/{new_id()}"
+    with httpx.Client(base_url=url, timeout=CALL_SECONDS) as client, ThreadPoolExecutor(2) as pool:
+        both = as_completed([pool.submit(client.get, path) for _ in range(2)])
+        assert next(both).result().status_code == 409, "the other one watches"
+        gateway.process.terminate()
+        answer = next(both).result()
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the gateway is draining")
+    assert gateway.ended() == 0

@@ -313,6 +313,10 @@ FILES: list[tuple[Damage, str]] = [
     (put("model.safetensors", b"\xff" * 64), "model.safetensors is truncated: its header ends behind the file's end"),
     (put("model.safetensors", struct.pack("<Q", 100_000) + BRACKETS.encode()), "has a damaged header: recursion limit"),
     (header({"a": 5}), "model.safetensors has a damaged header: a is wrong"),
+    (
+        put("model.safetensors", struct.pack("<Q", 2) + b"[]"),
+        "model.safetensors has a damaged header: it is no JSON object",
+    ),
     (header({"a": entry(shape=(-1,))}), r"model.safetensors has a damaged header: a\.shape\.0 is wrong"),
     (header({"a": entry(dtype="F99")}, bytes(8)), "tensor a has 8 bytes, which are not those of F99"),
     (header({"a": entry(shape=(1 << 40, 1 << 40))}, bytes(8)), "tensor a has 8 bytes, which are not those of F32"),

@@ -69,8 +69,13 @@ function tools() {
   return given.length ? given : undefined;
 }
 
+function templateFields() {
+  const thinking = find("#thinking").value;
+  return { tools: tools(), chat_template_kwargs: thinking ? { enable_thinking: thinking === "true" } : undefined };
+}
+
 function body(id) {
-  const number = (name) => (find(name).value === "" ? undefined : Number(find(name).value)), thinking = find("#thinking").value;
+  const number = (name) => (find(name).value === "" ? undefined : Number(find(name).value));
   return {
     model: find("#model").value,
     messages: history(),
@@ -79,8 +84,7 @@ function body(id) {
     stream_options: { include_usage: true, continuous_usage_stats: true },
     temperature: number("#temperature"),
     max_completion_tokens: number("#limit"),
-    tools: tools(),
-    chat_template_kwargs: thinking ? { enable_thinking: thinking === "true" } : undefined,
+    ...templateFields(),
   };
 }
 
@@ -96,22 +100,23 @@ function add(element) {
 
 function send() {
   if (running) return running.abort();
-  const text = find("#draft").value, length = conversation.length;
+  const text = find("#draft").value, own = conversation, { length } = own;
   if (!text.trim()) return;
   find("#draft").value = "";
   paging.plan(0);
   find(".results")?.remove();
-  for (const one of openCalls()) addResult(one.function.name, { role: "tool", tool_call_id: one.id, content: "" });
+  for (const { name, message } of emptyResults()) addResult(name, message);
   conversation.push({ role: "user", content: text });
   add(userMessage(text));
   return answer(() => {
-    conversation.length = length;
-    find("#draft").value ||= text;
+    own.length = length;
+    if (own === conversation) find("#draft").value ||= text;
   });
 }
 
-// Calls of the last answer that have no result; a history must have one for each.
+// Calls of the last answer that have no result; a history must have one for each, here an empty one.
 const openCalls = () => conversation.at(-1)?.tool_calls || [];
+const emptyResults = () => openCalls().map((one) => ({ name: one.function.name, message: { role: "tool", tool_call_id: one.id, content: "" } }));
 
 function addResult(name, message) {
   conversation.push(message);
@@ -119,9 +124,9 @@ function addResult(name, message) {
 }
 
 function sendResults(results) {
-  const { length } = conversation;
+  const own = conversation, { length } = own;
   for (const { name, message } of results) addResult(name, message);
-  return answer(() => (conversation.length = length));
+  return answer(() => (own.length = length));
 }
 
 // Asks for the next message; `undo` takes back what was sent if the request is refused.
@@ -145,9 +150,11 @@ async function answer(undo) {
   }
   // The stream of blocks ends by itself, a moment after the request.
   setTimeout(() => watching.abort(), failure ? 0 : RETRY_MS);
-  running = null;
-  find("#send").textContent = "send";
-  say("live", "ready");
+  if (running === own) {
+    running = null;
+    find("#send").textContent = "send";
+    say("live", "ready");
+  }
   if (shown.element.isConnected || !shown.tokens) finish(shown, failure, { stopped: own.signal.aborted, reason, undo });
 }
 
@@ -170,7 +177,7 @@ function finish(shown, failure, { stopped, reason, undo }) {
     shown.element.remove();
     if (!shown.tokens) undo();
   }
-  if (failure && !stopped) add(errorMessage(`${failure.message}.`));
+  if (failure && !stopped) add(errorMessage(failure.message.replace(/\.?$/, ".")));
   if (failure?.status === 401) askForKey();
   const calls = openCalls().map(({ id, function: of }) => ({ id, name: of.name }));
   if (calls.length) add(make("li", { class: "message" }, resultFields(calls, sendResults)));
@@ -184,7 +191,8 @@ async function countDraft() {
   counting = new AbortController();
   const { signal } = counting;
   try {
-    const request = { model: find("#model").value, messages: [...history(), { role: "user", content: draft }], tools: tools() };
+    const results = emptyResults().map((one) => one.message);
+    const request = { model: find("#model").value, messages: [...history(), ...results, { role: "user", content: draft }], ...templateFields() };
     const counted = await (await call("../tokenize", key(), { method: "POST", body: JSON.stringify(request), signal })).json();
     if (!signal.aborted && find("#draft").value === draft) paging.plan(counted.count);
   } catch {
@@ -193,10 +201,12 @@ async function countDraft() {
 }
 
 let pause = 0;
-find("#draft").addEventListener("input", () => {
+function countSoon() {
   clearTimeout(pause);
   pause = setTimeout(countDraft, DRAFT_MS);
-});
+}
+find("#draft").addEventListener("input", countSoon);
+for (const name of ["#system", "#tools", "#thinking", "#model"]) find(name).addEventListener("change", countSoon);
 find("#draft").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -205,10 +215,13 @@ find("#draft").addEventListener("keydown", (event) => {
 find("#send").addEventListener("click", send);
 find("#model").addEventListener("change", chooseModel);
 find("#key").addEventListener("change", loadModels);
-find("#example").addEventListener("click", () => (find("#tools").value = JSON.stringify(EXAMPLE, null, 1)));
+find("#example").addEventListener("click", () => {
+  find("#tools").value = JSON.stringify(EXAMPLE, null, 1);
+  countSoon();
+});
 find("#new").addEventListener("click", () => {
   running?.abort();
-  conversation = [];
+  conversation = []; // what a request in flight adds or takes back is of the old one
   find("#messages").replaceChildren();
   find("#empty").hidden = false;
   paging.clear();

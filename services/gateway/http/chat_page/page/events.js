@@ -27,6 +27,7 @@ export async function* eventsOf(response) {
 
 // Sends a request of this page. Throws an Error with the server's sentence, and with the status.
 export async function call(path, key, options = {}) {
+  if (!/^[ -~]*$/.test(key)) throw Object.assign(new Error("the API key must be printable ASCII"), { status: 401 });
   const headers = { ...(key ? { authorization: `Bearer ${key}` } : {}), ...(options.body ? { "content-type": "application/json" } : {}) };
   const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
   if (response.ok) return response;
