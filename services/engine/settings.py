@@ -55,7 +55,9 @@ class _OwnSettings:
         "Source of temperature, top_k, top_p, min_p, repetition_penalty and max_tokens for requests without them. "
         "auto: the model's generation_config.json; none; or a folder with another such file.",
     )
-    engine_id: str = setting("", "Name of this engine, unique at its KV manager. Empty: host name and address.")
+    engine_id: str = setting(
+        "", "Name of this engine, unique at its KV manager. Empty: host name and address; in quire serve the host name."
+    )
     device: str = setting(
         "auto", "Device of the model; auto uses a GPU if there is one.", choices=("auto", "cpu", "cuda")
     )

@@ -195,6 +195,7 @@ class GatewayService:
 
     async def _wait_until_idle(self) -> None:
         await self._handler.drain()
+        await self._servicer.unfinished.finished()
         if self._http:  # it sends a response after its generation has ended
             await self._http.finish_requests()
 

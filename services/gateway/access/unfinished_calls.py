@@ -31,6 +31,11 @@ class UnfinishedCalls:
         finally:
             self._tasks.discard(task)
 
+    async def finished(self) -> None:
+        """Wait until no call is in progress. The last message of a call is written after its request has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def end(self) -> None:
         """End all calls."""
         self._ended = True

@@ -46,3 +46,23 @@ def test_a_call_that_has_ended_is_not_cancelled() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+def test_a_call_is_waited_for_until_its_last_message_is_written() -> None:
+    async def run() -> None:
+        calls, written = UnfinishedCalls(), asyncio.Event()
+
+        async def write() -> None:
+            with calls.watched():
+                await written.wait()
+
+        call = asyncio.create_task(write())
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(calls.finished())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        written.set()
+        await waiting
+        assert call.done()
+
+    asyncio.run(run())

@@ -228,6 +228,7 @@ find("#new").addEventListener("click", () => {
   find("#draft").focus();
 });
 document.addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
+addEventListener("pagehide", () => running?.abort()); // a page that the browser keeps for "back" would go on
 
 loadModels();
 find("#draft").focus();
