@@ -18,9 +18,10 @@ HELM ?= $(or $(shell command -v helm),$(CURDIR)/build/tools/helm)
 # What `make image` builds, and `make sbom` reads.
 IMAGE ?= quire
 HELM_TESTS := tests/deployment/helm
-# Of what measures, checks and documents the product from outside.
+# Of what measures, checks and documents the product from outside, and of the layout of the code.
 # Simulations are last: coroutines of services that they killed may end in a later test.
-TOOL_TESTS := test_documented_commands.py bench model_types simulation
+TOOL_TESTS := test_docs.py test_documented_commands.py test_imports.py test_last_green.py test_layout.py test_mutants.py \
+	test_readme.py services/loadgen bench model_types simulation
 FAULTS := services/faults
 # The checks beyond `make check` keep the commit at which they passed last, unless ARGS chooses some of their tests.
 KEEPING = $(if $(ARGS),,$(BIN)/python -m tests.last_green $@)
@@ -56,7 +57,7 @@ faults-check: .venv/installed model ## run the tests that kill, cut off, overloa
 gpu-path-check: .venv/installed model ## run the tests of the GPU's path, in Triton's interpreter where there is no GPU
 	$(BIN)/pytest $(SIDE_BY_SIDE) tests/engine -m gpu_path $(ARGS)
 
-tools-check: .venv/installed model ## run the tests of benchmarks, simulation, comparison of models and documented commands
+tools-check: .venv/installed model ## run the tests of benchmarks, simulation, comparison of models, documents and layout
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(addprefix tests/,$(TOOL_TESTS)) $(ARGS)
 
 deploy-check: .venv/installed model ## run the tests of alerts, dashboards and the compose file
