@@ -85,7 +85,7 @@ def test_the_wheel_contains_what_is_needed_and_names_the_systems_that_can_load_i
     expected = {*kernels, *protos, *pages, "quire/v1/py.typed"}
     assert expected - names == set()
     assert {name.split("/")[0] for name in names} == {
-        *("blocks", "engine", "kvmanager", "quire", "services"),
+        *("blocks", "engine", "kvmanager", "quire", "services", "start_quire.py"),
         f"quire-{VERSION}.dist-info",
     }
     assert {name for name in names if name.endswith(".so")} == kernels
