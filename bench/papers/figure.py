@@ -8,12 +8,12 @@ from bench.papers.rows import PaperRow
 
 
 class Figure(NamedTuple):
-    """One figure of a paper: its cases, and functions that make rows and a picture of the cases' values.
+    """One figure of a paper: the cases to compute, and how their values become rows and a picture.
 
-    `name` is a Python identifier, such as `figure_18a`, and begins the names of its cases and rows. `cases` receives
-    whether it is a quick run. `panels` and `inches` (width, height) are those of the picture, `seen` its alternative
-    text. Panels in several rows are numbered in reading order. Figures `of_capacities` show the rates that systems
-    sustain, which short traces make too high.
+    `name` is a Python identifier, such as `figure_18a`; the names of the cases and rows begin with it. `cases(quick)`
+    returns the cases. `draw(panels, values)` draws the picture, with its panels in reading order. `inches` is width and
+    height of the picture, `seen` its alternative text. `of_capacities` marks figures of the rates that systems sustain:
+    on the short traces of a quick run, these rates come out too high.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""A store of the values of computed cases, with which `make papers` continues where it stopped.
+"""Stores the values of computed cases, so that `make papers` continues where it stopped.
 
-A value is valid for its arguments, for the traces and recorded searches that it reads, and for the code that computed
-it: a change of more than comments and docstrings computes it anew.
+Stored values are used again as long as the arguments of the case, the traces and recorded searches that it reads, and
+the code that computes it are the same. Comments and docstrings do not count as code.
 """
 
 import ast
@@ -29,7 +29,7 @@ class Store:
         self._folder = folder
 
     def find(self, case: Case) -> Values | None:
-        """Return the values of a case, None if they were not computed by this code."""
+        """Return the values of a case, or None if this code has not computed them."""
         try:
             found = json.loads(self._path(case).read_text())
         except (OSError, ValueError, RecursionError):

@@ -39,10 +39,10 @@ Item = TypeVar("Item")
 class Row:
     """One measured figure. `peer` names what it is compared with. `target` is None if it has no target.
 
-    `reason` says why a value on the right side of its target does not meet it. `terms` are those of each program,
-    `null` the interval of the same figure with the same program on both sides, `by` what a goal was met through. A
-    `limit` row is a share of a physical limit. An `exact` value repeats exactly. `code` are the paths of what it
-    measured, those of the whole run if there are none.
+    `reason` says why a value that reaches its target still does not meet it. `terms` has the terms of each program.
+    `null` is the interval of this figure when both sides run the same program. `by` says how a goal was met. `limit`
+    marks a share of a physical limit, `exact` a value that every run repeats. `code` has the paths of the measured
+    code; if it is empty, those of the whole run apply.
     """
 
     metric: str

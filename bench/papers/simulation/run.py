@@ -20,12 +20,14 @@ _BOUNDED = 512  # the latency is compared with its limit every so many steps
 class Simulated(NamedTuple):
     """The results of one simulated run.
 
-    `normalized_latency` is in seconds per token: a lower bound if the run was `cut`, None without a limit. `batched` is
-    the mean number of running requests over time. `shares` are means over all steps, none with a limit, which asks for
-    the latency only: of all slots those with `tokens`, and for contiguous memory `reserved`, `internal` and `external`
-    ones; for the paged system `held` of all blocks, and the blocks `saved` by sharing and `unshared`, those that there
-    would be without sharing, both over all blocks. Means are taken from the end of the warm-up to that of the arrivals;
-    counts are of the whole run. `prompt_seconds` is what prompts added to the duration of steps.
+    `normalized_latency` is in seconds per token. It is a lower bound if the run was `cut`, and None without a latency
+    limit. `batched` is the mean number of running requests over time. `prompt_seconds` is the time that prompts added
+    to steps. Means are taken from the end of the warm-up to the last arrival; counts are of the whole run.
+
+    `shares` has means over all steps. It is empty if the scenario has a latency limit, because only the latency is of
+    interest then. Contiguous memory has shares of all slots: `tokens`, `reserved`, `internal` and `external`. Paged
+    memory has the share of slots with `tokens`, and shares of all blocks: `held`; `saved`, which sharing saves; and
+    `unshared`, which would be held without sharing.
     """
 
     normalized_latency: float | None
