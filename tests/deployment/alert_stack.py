@@ -45,7 +45,7 @@ class AlertStack:
                 *("--device-blocks", str(POOL_BLOCKS), "--max-sequences", str(SEQUENCES), "--preemption", "recompute"),
                 *("--keep-blocks", str(kept_blocks or "off"), "--verify-blocks", "1", "--smg"),
                 *("--kv-events-listen", self.kv_events, "--kv-events-replay-listen", self.kv_event_replays),
-                *("--kv-events-queue", "1"),
+                *("--kv-events-queue", "1", "--kv-events-history", "64"),
             ),
             "gateway": (
                 *("--listen", f"unix:{folder}/gateway.sock", "--engines", self.to_engine.address),
@@ -68,8 +68,8 @@ class AlertStack:
         return kvmanager_pb2_grpc.KVManagerStub(self._services["kvmanager"].channel)
 
     @property
-    def engine_channel(self) -> grpc.Channel:
-        return self._services["engine"].channel
+    def engine_address(self) -> str:
+        return self._services["engine"].address
 
     @property
     def address(self) -> str:
@@ -195,14 +195,19 @@ def read(call: Any, ended: threading.Event) -> None:
     call.cancel()
 
 
-@contextmanager
-def unread(stack: AlertStack) -> Iterator[None]:
-    """Start a stream that is never read, on a separate connection with a small window."""
+def small_window(address: str) -> grpc.Channel:
+    """Return a separate connection, on which a stream that is not read soon holds up its writer."""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16384)]
     options.append(("grpc.use_local_subchannel_pool", 1))
+    return grpc.insecure_channel(address, options=options)
+
+
+@contextmanager
+def unread(stack: AlertStack) -> Iterator[None]:
+    """Start a stream that is never read."""
     request: gateway_pb2.GenerateRequest = prompt_request("unread", 600)
     request.output.logprobs = 20
-    with grpc.insecure_channel(stack.address, options=options) as channel:
+    with small_window(stack.address) as channel:
         method = channel.unary_stream(
             "/quire.v1.Gateway/Generate",
             request_serializer=gateway_pb2.GenerateRequest.SerializeToString,
