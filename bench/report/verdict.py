@@ -104,7 +104,7 @@ def _stale(run: Run) -> str | None:
 
 def _disturbances(run: Run) -> Iterator[str]:
     if run.repetitions < LEAST_REPETITIONS:
-        yield f"void: {run.repetitions} of {LEAST_REPETITIONS} repetitions"
+        yield f"void: only {run.repetitions} of the {LEAST_REPETITIONS} repetitions it needs"
     if run.foreign_cores is not None and run.foreign_cores > MOST_FOREIGN_CORES:
         yield f"void: other processes took {run.foreign_cores:.2g} of a core"
     if run.other_cpu:

@@ -71,7 +71,7 @@ def test_a_written_row_has_its_commit_its_code_its_terms_and_its_null_interval(t
     ("commit", "repetitions", "foreign", "reason"),
     [
         ("0123abc-dirty", 5, 0.0, "void: files differed from the commit"),
-        ("0123abc", 4, 0.0, "void: 4 of 5 repetitions"),
+        ("0123abc", 4, 0.0, "void: only 4 of the 5 repetitions it needs"),
         ("0123abc", 5, 0.4, "void: other processes took 0.4 of a core"),
         ("0123abc", 5, 0.05, None),
     ],

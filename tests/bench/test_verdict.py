@@ -27,7 +27,7 @@ def test_an_unmeasured_target_is_not_met_and_a_row_without_target_is_neither() -
     [
         (Run(None), "void: its commit is not known"),
         (Run("0123abc-dirty"), "void: files differed from the commit"),
-        (Run("0123abc", 4), "void: 4 of 5 repetitions"),
+        (Run("0123abc", 4), "void: only 4 of the 5 repetitions it needs"),
         (Run("0123abc", foreign_cores=0.06), "void: other processes took 0.06 of a core"),
         (Run("0123abc", other_cpu=True), "void: another CPU than the newest results of its class"),
         (Run("0123abc", behind=None), "stale: its commit is not in the repository"),
