@@ -198,7 +198,7 @@ PICTURES = {
         1,
         (13, 4.2),
         "Speed on the CPU, demo model, bfloat16",
-        "Bars of Quire's, openvino-genai's and vLLM's speed over the better peer's by workload, for each class of CPU",
+        "Speeds of Quire, openvino-genai and vLLM, divided by that of the better peer, by workload and class of CPU",
     ),
     "weights": Picture(
         _weights,

@@ -193,7 +193,7 @@ class Pages:
             for line in self.lines()
             if line.headline
         ]
-        head = ["| what | measured | target | met | from |", "|---|---|---|---|---|"]
+        head = ["| what | measured | target (peer) | met | from |", "|---|---|---|---|---|"]
         return "\n".join([*head, *rows, "", f"As of commit {self.as_of}."])
 
     def _table(self) -> str:
@@ -217,8 +217,10 @@ class Pages:
         )
 
     def _source(self, line: Line) -> str:
+        """Return links to the results that a line has values from; to all of its benchmark's if it has none."""
         name = line.benchmark
-        links = [f"[{device}](bench/results/{path_of(name, device, Path())})" for device in self._results[name]]
+        devices = [value.device for value in line.values] or self._results[name]
+        links = [f"[{device}](bench/results/{path_of(name, device, Path())})" for device in devices]
         return ", ".join(links) or f"`{_command(name)}`"
 
     def _classes(self) -> str:
@@ -241,8 +243,9 @@ class Pages:
         seen = PICTURES[benchmark].seen
         if not path.exists():
             return f"(Not drawn yet: `{_command(benchmark)}`.)"
-        ages = "; ".join(f"{device}: {age}" for device, age in self._ages(benchmark))
-        return f"![{seen}](docs/images/{path.name})" + (f" (As of commit {self.as_of}: {ages})" if ages else "")
+        ages = "; on ".join(f"{device} at {age}" for device, age in self._ages(benchmark))
+        measured = f" (Measured on {ages}. As of commit {self.as_of}.)" if ages else ""
+        return f"![{seen}](docs/images/{path.name}){measured}"
 
     def _ages(self, benchmark: str) -> Iterator[tuple[str, str]]:
         """Yield the device and the age of each result of a benchmark."""
@@ -250,7 +253,7 @@ class Pages:
             first: Mapping[str, Any] = next(iter(result["rows"]), {})
             behind = self._behind(result["commit"], tuple(code_of(first)))
             age = "an unknown commit" if behind is None else f"{behind} commits behind" if behind else "up to date"
-            yield device, f"{result['commit']}, {age}"
+            yield device, f"commit {result['commit']}, {age}"
 
 
 def _speed(rows: Mapping[str, Any], workload: str, program: str) -> str:

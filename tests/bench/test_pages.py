@@ -78,7 +78,7 @@ def test_a_line_shows_the_values_of_all_devices_and_is_met_if_all_meet_it(tmp_pa
 def test_headlines_begin_with_what_is_measured_and_are_the_targets_with_a_headline(tmp_path: Path) -> None:
     write_result(tmp_path, "cpu", b32_over_the_better_peer=0.9)
     headlines = pages_of(tmp_path).block("headlines").splitlines()
-    assert headlines[0] == "| what | measured | target | met | from |"
+    assert headlines[0] == "| what | measured | target (peer) | met | from |"
     assert headlines[-1] == "As of commit HEAD."
     wanted = [one["headline"] for group in targets().values() for one in group.values() if "headline" in one]
     assert [line.split(" | ")[0].removeprefix("| ") for line in headlines[2:-2]] == wanted
