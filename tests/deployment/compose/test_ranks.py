@@ -67,8 +67,8 @@ def test_a_log_beyond_its_size_loses_its_oldest_lines(stack: Stack) -> None:
     wait_until(lambda: LAST_LINE in log_of(stack.container("gateway")), "the last line is logged")
     log = log_of(stack.container("gateway"))
     assert len(log) <= LOG_BYTES
-    _, *whole = log.splitlines()  # the oldest line may have lost its beginning with the file before
-    assert {json.loads(line)["service"] for line in whole} == {"gateway"}
+    _, *whole = log.splitlines()  # the oldest line, perhaps the only one, may have lost its beginning
+    assert {json.loads(line)["service"] for line in whole} <= {"gateway"}
 
 
 def test_the_block_map_shows_one_pool(stack: Stack) -> None:
