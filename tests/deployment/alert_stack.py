@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,14 @@ class AlertStack:
                 *("--max-buffered-tokens", "256"),
             ),
         }
-        self._services = {name: self._start_service(name) for name in self._commands}
-        self._services["gateway"].output.wait_for("gateway is ready")
-        self.acme, self.zeta = self._clients()
+        with ExitStack() as failed:
+            self._services = dict[str, RunningService]()
+            failed.callback(self._close_services)
+            for name in self._commands:
+                self._services[name] = self._start_service(name)
+            self._services["gateway"].output.wait_for("gateway is ready")
+            self.acme, self.zeta = self._clients()
+            failed.pop_all()
 
     @property
     def targets(self) -> dict[str, str]:
@@ -132,8 +137,11 @@ class AlertStack:
     def close(self) -> None:
         for client in (self.acme, self.zeta):
             client.close()
-        for name in ("gateway", "engine", "kvmanager"):
-            self._services[name].close()
+        self._close_services()
+
+    def _close_services(self) -> None:
+        for service in reversed(self._services.values()):
+            service.close()
         for forwarder in (self.to_engine, self.to_manager):
             forwarder.close()
 
