@@ -75,6 +75,21 @@ def test_a_line_shows_the_values_of_all_devices_and_is_met_if_all_meet_it(tmp_pa
     assert (second.shown_values, second.met) == ("1.25 (amx), 1 (avx2)", "yes")
 
 
+def test_a_line_links_only_the_results_that_it_has_a_value_from(tmp_path: Path) -> None:
+    write_result(tmp_path, "cpu", device="avx2", b8_of_its_goal=1.0)
+    write_result(tmp_path, "cpu", device="amx", b1_of_its_goal=1.5)
+    table = pages_of(tmp_path).block("performance").splitlines()
+    links = {
+        line.split(" | ")[1]: line.split(" | ")[-1].removesuffix(" |")
+        for line in table
+        if "](bench/results/" in line and "not measured" not in line
+    }
+    assert links == {
+        "1.5 (amx)": "[amx](bench/results/amx/cpu.json)",
+        "1 (avx2)": "[avx2](bench/results/avx2/cpu.json)",
+    }
+
+
 def test_headlines_begin_with_what_is_measured_and_are_the_targets_with_a_headline(tmp_path: Path) -> None:
     write_result(tmp_path, "cpu", b32_over_the_better_peer=0.9)
     headlines = pages_of(tmp_path).block("headlines").splitlines()
