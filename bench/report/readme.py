@@ -1,17 +1,19 @@
-"""Write measured figures into the pages: `make readme`; with `--check`, only report pages that differ.
+"""Fills the generated blocks of README.md and docs/ from results and declarations (`make readme`).
 
-A page has blocks, each between `<!-- NAME: begin -->` and `<!-- NAME: end -->`. `performance` is the table of all
-targets and their measured values, `headlines` the table of those with a `headline`, `classes` the speeds of programs
-by class of CPU, `formats` those of weights by form, `published` those of published formats, and `picture NAME` the
-picture of a benchmark. `papers` and `papers pictures` are the papers' figures, and `worked examples` their examples,
-computed by the KV manager's core.
-`fields of gRPC` and `fields of HTTP` are tables of a request's fields, from the rules in the protos, `requirements`
-that of settings that exclude each other, and `members without effect` that of the policy for them. `counts of types`,
-`served types`, `refused types` and `other types` are what became of transformers' model types, from the results of
-`make models`, and `dialect differences` what Quire and vLLM read differently.
+`--check` writes nothing and fails if a page would change. A block stands between `<!-- NAME: begin -->` and
+`<!-- NAME: end -->`. Its name selects what it shows:
 
-Pages say as of which commit their results are stale or not. The check uses that commit: it fails where a page hides a
-stale result, but not because code has changed since the page was written.
+* `performance`: all targets with their measured values; `headlines`: only the targets that have a `headline`;
+* `classes`: speeds by class of CPU; `formats` and `published`: speeds by format of the weights;
+* `picture NAME`: the picture of a benchmark;
+* `papers`, `papers pictures`: the papers' figures; `worked examples`: their examples, run on the KV manager's core;
+* `fields of gRPC`, `fields of HTTP`: the fields of a request, from the rules in the protos;
+* `requirements`: settings that exclude each other; `members without effect`: the request members that have none;
+* `counts of types`, `served types`, `refused types`, `other types`: the results of `make models`;
+* `dialect differences`: where Quire and vLLM parse an answer differently.
+
+Each page names a commit. A result is stale if its code changed between the commit that was measured and that one. So
+the check fails if a page hides that a result is stale, but not because code has changed since the page was written.
 """
 
 import re

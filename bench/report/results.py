@@ -37,8 +37,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. `peer` names what it is compared with. `target` is None if it has no target.
+    """A measured value, the target that it was compared with, and whether it meets that target.
 
+    `peer` is the program or limit on the other side of a ratio. `target` and `met` are None if no target is set.
     `reason` says why a value that reaches its target still does not meet it. `terms` has the terms of each program.
     `null` is the interval of this figure when both sides run the same program. `by` says how a goal was met. `limit`
     marks a share of a physical limit, `exact` a value that every run repeats. `code` has the paths of the measured
@@ -73,9 +74,9 @@ def row(
     limit: bool = False,
     exact: bool = False,
 ) -> Row:
-    """Make a row, with the target that `bench/targets.toml` sets for it. `terms` are by program.
+    """Make a row, with its target from `bench/targets.toml`. `terms` maps each program to its terms.
 
-    Raises UnequalTerms if programs ran on other terms than each other and the metric's name does not say so.
+    Raises UnequalTerms if the terms of the programs differ and the name of the metric does not say so.
     """
     check_equal(metric, terms or {})
     target = targets().get(benchmark, {}).get(metric)
@@ -110,8 +111,8 @@ def publish(
 ) -> None:
     """Print the rows as a table, write them to `bench/results/<device>/<benchmark>.json`, and draw their picture.
 
-    `code` are the paths of what was measured, `more` the values of every repetition. Results in another folder get no
-    picture.
+    `code` has the paths of the measured code, `more` the values of every repetition. No picture is drawn if `folder` is
+    given.
     """
     print_rows(benchmark, judged(benchmark, rows, repetitions))
     write(benchmark, rows, repetitions, folder, code, **more)
@@ -184,9 +185,9 @@ def track(items: Iterable[Item], title: str) -> Iterator[Item]:
 
 
 def repeated(count: int, title: str, *, warm_up: bool = True) -> Iterator[int]:
-    """Yield the numbers of repetitions from 1 to `count`, after 0 for the one that warms up, with a progress bar.
+    """Yield the number of each repetition: 0 for the warm-up, then 1 to `count`. Shows a progress bar.
 
-    The CPU time that other processes take during each counted repetition is kept: it can void the results.
+    Records the CPU time of other processes during each repetition but the warm-up, because it can void the results.
     """
     for number in track(range(0 if warm_up else 1, count + 1), title):
         with _FOREIGN_CPU.watched() if number else nullcontext():
@@ -194,9 +195,9 @@ def repeated(count: int, title: str, *, warm_up: bool = True) -> Iterator[int]:
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """Return names in their order in repetition `number`: another one is first each time, and each other one reversed.
+    """Return the order of the programs in repetition `number`, such that no program has an advantage by its place.
 
-    So the order favours no program.
+    Each repetition starts with the next program. After one round of all programs the order is reversed for a round.
     """
     begin = number % len(names)
     turned = [*names[begin:], *names[:begin]]
@@ -204,7 +205,7 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
 
 
 def print_rows(benchmark: str, rows: Sequence[Row]) -> None:
-    """Print a table of the rows, and below it what each goal was reached through."""
+    """Print a table of the rows, and below it how each goal was reached."""
     _print_table(benchmark, rows)
     for one in rows:
         if one.by:
@@ -248,9 +249,9 @@ def _draw(benchmark: str) -> None:
 
 
 def commit_of_tree() -> str | None:
-    """Return the commit; for a copy of the tree without its history, that of QUIRE_COMMIT.
+    """Return the current commit, or QUIRE_COMMIT where it is set: a copied tree may have no history.
 
-    It ends with `-dirty` if other files than results and their pictures have changed.
+    `-dirty` is appended if files other than results and their pictures have changed.
     """
     if given := os.environ.get("QUIRE_COMMIT"):
         return given

@@ -1,7 +1,7 @@
-"""Whether a value meets its target, and what voids a value that would.
+"""Decides whether a measured value meets its target.
 
-A value on the wrong side of its target misses it. A value on the right side meets it only if noise cannot have put it
-there, and if its run was sound.
+A value on the wrong side of its target misses it. A value on the right side meets it only if the run was sound and
+noise cannot explain the value.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ Interval = tuple[float, float]
 
 
 class Verdict(NamedTuple):
-    """Whether a target is met: None without a target.
+    """Whether a target is met; `met` is None if there is no target.
 
-    `reason` says why a value on its right side does not count: all reasons, with semicolons. Of a miss it says if it is
-    stale.
+    `reason` lists, separated by semicolons, why a value on the right side of its target does not count. For a miss it
+    only says whether the value is stale.
     """
 
     met: bool | None
@@ -34,8 +34,8 @@ class Verdict(NamedTuple):
 class Run:
     """What is known about the run that a value comes from. The defaults void nothing.
 
-    `foreign_cores` is the CPU time of other processes in the worst repetition, divided by its duration. `behind` is the
-    number of commits that changed the measured code since, None if the run's commit is not in the repository.
+    `foreign_cores` is the CPU time of other processes in the worst repetition, divided by its duration. `behind` is how
+    many later commits changed the measured code, or None if the repository does not have the run's commit.
     """
 
     commit: str | None = None
@@ -56,8 +56,8 @@ def verdict(
 ) -> Verdict:
     """Return whether a value meets a target of `bench/targets.toml`.
 
-    `null` is the interval of the same figure with the same program on both sides. A `limit` row is a share of a
-    physical limit, which no value exceeds. An `exact` value repeats exactly, so that no noise can move it.
+    `null` is the interval of the ratio when both sides run the same program. `limit` marks a share of a physical limit:
+    a value above 1 is void. `exact` marks a value that every run repeats, which therefore needs no repetitions.
     """
     if target is None:
         return Verdict(None, _above_limit(value) if limit else None)
@@ -75,9 +75,9 @@ def _above_limit(value: float | None) -> str | None:
 
 
 def _undecided(value: float, target: float, null: Sequence[float] | None) -> str | None:
-    """Return why noise may decide: the null interval is wider than half of what is asked.
+    """Return why noise may have decided: twice the width of the null interval exceeds the distance from 1.
 
-    Asked is the target's distance from equality; for a target of 1, the value's.
+    That distance is the target's, or the value's if the target is 1.
     """
     if null is None:
         return None
@@ -112,9 +112,10 @@ def _disturbances(run: Run) -> Iterator[str]:
 
 
 def goal(over_peer: float | None, of_ceiling: float | None) -> tuple[float | None, str | None]:
-    """Return how much of its goal a speed reaches, through the better peer or the ceiling, and a text with both.
+    """Return the share of its goal that a speed reaches, and a text that compares it with both possible goals.
 
-    A ceiling that was exceeded is wrong, and nothing is reached through it. None unless both are known.
+    There are two goals, PEER_GOAL times the better peer and CEILING_GOAL of the ceiling; the nearer one counts. A speed
+    above the ceiling shows that the ceiling is wrong, so only the peer counts then. Returns None unless both are known.
     """
     if over_peer is None or of_ceiling is None:
         return None, None
@@ -137,6 +138,6 @@ def null_interval(first: Sequence[float], again: Sequence[float]) -> Interval:
 
 
 def _confidence(count: int, outside: int) -> float:
-    """Return the confidence that a median lies within `count` values, less so many on each side."""
+    """Return the probability that the median lies within `count` sorted samples without `outside` at each end."""
     below = sum(comb(count, number) for number in range(outside + 1))
     return 1 - 2 * below / 2.0**count
